@@ -2,6 +2,7 @@
 
 import os
 
-# Before NumPy is imported. Times are those of one core, and threads of BLAS that wait for a core
-# on a busy machine spin: small factorisations then cost three times as much.
+# This must be set before NumPy is imported. Programs measure the time of one core. On a busy
+# machine, threads of BLAS spin while they wait for a core, and factorisations take three times as
+# long.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

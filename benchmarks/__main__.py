@@ -29,15 +29,22 @@ from benchmarks.harness.rows import Failed, tables
 def main(args: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m benchmarks", description="Benchmark programs.")
     parser.add_argument(
-        "name", nargs="?", help="program to run, all or page; without it, lists them"
+        "name",
+        nargs="?",
+        help='program to run; "all" runs every program, "page" makes docs/benchmarks.md; without '
+        "a name, the programs are listed",
     )
-    parser.add_argument("--quick", action="store_true", help="end within a minute on 2 cores")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", metavar="FILE", help="write the rows here; - for stdout")
     parser.add_argument(
-        "--save", action="store_true", help="keep the rows in benchmarks/results, for the page"
+        "--quick", action="store_true", help="a shorter run, at most a minute on 2 cores"
     )
-    parser.add_argument("--plot", metavar="DIR", type=Path, help="write PNGs into this directory")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the run; default: 0")
+    parser.add_argument(
+        "--json", metavar="FILE", help="write the rows to this file, or to stdout if FILE is -"
+    )
+    parser.add_argument(
+        "--save", action="store_true", help="save the rows in benchmarks/results, for the page"
+    )
+    parser.add_argument("--plot", metavar="DIR", type=Path, help="write PNGs to this directory")
     options, _ = parser.parse_known_args(args)
     if options.name is None:
         listing = Table("name", "source", "shows", box=box.SIMPLE_HEAD)
@@ -64,7 +71,7 @@ def main(args: Sequence[str] | None = None) -> None:
     program = PROGRAMS[options.name]
     module = import_module(program.module)
     known = set(vars(options))
-    if hasattr(module, "add_arguments"):  # of its own, for its `run`
+    if hasattr(module, "add_arguments"):  # arguments of its own, which its `run` gets
         module.add_arguments(parser)
     options = parser.parse_args(args)
     own = {name: value for name, value in vars(options).items() if name not in known}
@@ -76,7 +83,7 @@ def main(args: Sequence[str] | None = None) -> None:
     except Missing as error:
         print(f"{options.name} skipped: {error}", file=sys.stderr)
         sys.exit(SKIPPED)
-    console = Console(stderr=options.json == "-")  # stdout is for the JSON then
+    console = Console(stderr=options.json == "-")  # stdout has only the JSON then
     if not console.is_terminal:
         console.width = 200
     console.print(f"[bold]{program.name}[/bold] · {program.source} · {program.shows}")
@@ -109,5 +116,5 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends what it started
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # programs stop what they started
     main()

@@ -1,10 +1,10 @@
-"""What writing the decision log costs per decision, on the event loop and in all.
+"""Cost of the decision log per decision, on the event loop and in total.
 
-One scheduler on an event loop, without Ray: a Poisson stream of requests, and eight workers that
-answer after ℓ(b) = 1 ms · b + 5 ms. The same alternately without a log and with one. *Loop*: what
-the log adds to a decision on the event loop, timed around every hand-over. *In all*: that and the
-CPU time of the writing thread, per decision. *Late*: by how much a timer of the event loop is
-late, 99th percentile; what a decision would wait because the interpreter was busy writing.
+One scheduler runs on an event loop, without Ray. It gets a Poisson stream of requests. Eight
+workers answer after ℓ(b) = 1 ms · b + 5 ms. Runs without a log and with one alternate. *Loop*: what
+the log adds to a decision on the event loop, timed around every hand-over to the log. *In all*:
+this, plus the CPU time of the writing thread, per decision. *Late*: the 99th percentile of the
+delay of an event-loop timer; a decision waits as long while the interpreter is busy writing.
 """
 
 from __future__ import annotations
@@ -116,10 +116,10 @@ def _size(folder: str) -> int:
 
 
 def _timed(scheduler: Any) -> list[float]:
-    """Seconds that each hand-over to the log takes; filled as it runs."""
+    """Return a list that is filled with the seconds of each hand-over to the log."""
     times: list[float] = []
     if scheduler._log is not None:
-        recording = scheduler._host.policy.policy  # which knows nothing of nodes
+        recording = scheduler._host.policy.policy  # inside the wrapper that handles nodes
         put = recording._sink
 
         def timed(round: Any) -> None:
@@ -132,7 +132,7 @@ def _timed(scheduler: Any) -> list[float]:
 
 
 def _rounds(scheduler: Any) -> list[int]:
-    """Counts decisions."""
+    """Return a list whose only element counts the decisions."""
     count = [0]
     host = scheduler._host
     decide = host.policy.decide

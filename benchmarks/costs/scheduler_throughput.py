@@ -1,20 +1,21 @@
 """Requests per second of CPU time that the scheduling core alone decides on.
 
-No Ray, no network, no report: the smallest host there is (arrivals, ends of batches, `wake_at`)
-runs the policy once and writes down what it fed it. The same events are then fed to a fresh policy,
-and only this is timed, so the figure is the policy's own. A policy is deterministic: its decisions
-are the same.
+There is no Ray, no network and no report. A minimal host (arrivals, ends of batches, `wake_at`)
+runs the policy once, and records the events that it passes to it. Then a new policy gets the same
+events, and only this is timed. So the figure is that of the policy alone. Policies are
+deterministic, so the decisions are the same.
 
-* one by one: every request is an event, and is decided on alone;
-* bunches: requests are fed every 0.2 ms, as a host does that takes what has come meanwhile.
+* one by one: every request is an event, with a decision of its own.
+* bunches: requests are passed every 0.2 ms, as by a host that collects those that arrived
+  meanwhile.
 
-Models are alike (ResNet50 of Symphony's Table 2) and equally popular; the load is 75 % of the
+All models are alike (ResNet50 of Symphony's Table 2) and equally popular. The load is 75 % of the
 staggered bound. Many models on few workers get small batches, and a batch costs more than a
-request does: compare sizes of equal mean batch. Policies are timed in turn, `auto` as it is between
+request. So compare rows with equal mean batch. Policies are timed in turn. `auto` is timed between
 its rehearsals, which run elsewhere.
 
-Symphony's C++ simulator, whole, takes about 140,000 requests per second at 100 models × 1000
-workers on one core of this kind of machine; its model threads, beside nothing else, 300,000 each.
+Symphony's C++ simulator as a whole takes about 140,000 requests per second with 100 models × 1000
+workers on one core of such a machine. Its model threads alone take 300,000 each.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ ASKED = [
     ("auto · 1000 models × 4096 workers", "in bunches", "≥", 200_000),
 ]
 ALPHA_S, BETA_S, SLO_S = 1.053e-3, 5.072e-3, 0.025
-LOAD_PER_WORKER = 550.0  # requests per second: 75 % of the staggered bound
+LOAD_PER_WORKER = 550.0  # requests per second, 75 % of the staggered bound
 BUNCH_S = 2e-4
-WARMUP_S = 0.25  # until queues are full and the load was measured
+WARMUP_S = 0.25  # until queues are filled and the load is measured
 SIZES = ((1, 8), (1, 64), (10, 100), (100, 100), (100, 1000), (1000, 1000), (1000, 4096))
 POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "eager": ("eager", {}),
@@ -62,7 +63,7 @@ POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 class Instant(NamedTuple):
-    """What a policy is fed at one instant, before it decides."""
+    """The events that a policy gets at one time, before it decides."""
 
     now: float
     ends: list[tuple[WorkerId, BatchOutcome]]
@@ -70,7 +71,7 @@ class Instant(NamedTuple):
 
 
 class Events(NamedTuple):
-    """Instants of the warm-up and after it; requests and batches after it."""
+    """Instants during and after the warm-up; `requests` and `batches` count those after it."""
 
     cluster: Cluster
     warmup: list[Instant]
@@ -80,7 +81,7 @@ class Events(NamedTuple):
 
 
 def record(policy: Policy, cluster: Cluster, requests: int, bunch_s: float, seed: int) -> Events:
-    """Run `policy` as its host for `requests` Poisson arrivals after the warm-up."""
+    """Host `policy` for `requests` Poisson arrivals after the warm-up, and record the events."""
     rng = np.random.default_rng(seed)
     rate = LOAD_PER_WORKER * len(cluster.workers)
     before = round(rate * WARMUP_S)
@@ -130,12 +131,12 @@ def _feed(policy: Policy, instant: Instant) -> Decision:
 
 
 def replay_s(policy: Policy, events: Events) -> float:
-    """CPU seconds that a fresh policy takes for the events after the warm-up."""
+    """Return the CPU seconds that a new policy takes for the events after the warm-up."""
     policy.cluster_changed(0.0, events.cluster)
     for instant in events.warmup:
         _feed(policy, instant)
     gc.collect()
-    gc.freeze()  # the log is the host's; the policy's own garbage is collected as ever
+    gc.freeze()  # the log belongs to the host; only the policy's own garbage is collected
     began = time.process_time()
     for instant in events.timed:
         _feed(policy, instant)
@@ -159,7 +160,7 @@ def run(quick: bool, seed: int) -> list[Row]:
             }
             batches = {name: of.batches for name, of in events.items()}
             taken: dict[str, list[float]] = {name: [] for name in POLICIES}
-            for _ in range(repeats):  # in turn: they share the machine's good and bad moments
+            for _ in range(repeats):  # in turn, so that changes of the machine affect all alike
                 for name, policy in POLICIES.items():
                     taken[name].append(replay_s(make_policy(*policy), events[name]))
             for name, of in taken.items():

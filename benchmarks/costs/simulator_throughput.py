@@ -1,7 +1,7 @@
 """Simulated requests per second of CPU time on one core, policy included.
 
-"host alone" is a policy that does nothing, so the rest is the policy's share. Times are of this
-machine as it is now: the best of a few runs.
+"Host alone" has a policy that does nothing. The difference from it is the policy's share. Times are
+of the present machine, the best of several runs.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ray_slo.simulation import Workload, simulate
 
 SOURCE = "ray-slo"
 ALPHA_S, BETA_S, SLO_S = 1.053e-3, 5.072e-3, 0.025  # ResNet50, Symphony Table 2
-LOAD_PER_WORKER = 550.0  # requests per second: 75 % of the staggered bound
+LOAD_PER_WORKER = 550.0  # requests per second, 75 % of the staggered bound
 
 
 class Nothing:
-    """The host's own cost: sees every event, does nothing."""
+    """A policy that gets every event and does nothing, to measure the host's own cost."""
 
     serves_late = True
     _nothing = Decision()

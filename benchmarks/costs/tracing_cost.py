@@ -1,10 +1,11 @@
 """What OpenTelemetry spans cost per request: off, not sampled, sampled.
 
-A frontend with its scheduler and a worker in one process, without Ray and Serve: so many requests
-at a time, each sent again when it is answered, and a model that does nothing. Spans go to an
-exporter that drops them. CPU time of the process per request, with tracing off; on, and the caller
-not sampled; on, and every request sampled (what Serve's own spans cost is not in it). *Hooks*: what
-a request calls where tracing is off, alone.
+A frontend with its scheduler and a worker run in one process, without Ray and Serve. A fixed number
+of requests is in flight: each is sent again when it is answered. The model does nothing. Spans go
+to an exporter that drops them. The rows have the CPU time of the process per request. Tracing is
+off, or on without sampling the caller, or on with every request sampled. The cost of Serve's own
+spans is not included. *Hooks*: the functions that a request calls when tracing is off, measured
+alone.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Nothing:
 
 
 class _Silent:
-    """Instead of metrics, which want Ray."""
+    """A replacement for metrics, which need Ray."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *args: None
@@ -47,7 +48,7 @@ def run(quick: bool, seed: int) -> list[Row]:
             for how, figures in seen.items():
                 figures.append(asyncio.run(_serve(how, at_a_time, count)))
         cpu_us = {how: float(np.median([f[0] for f in figures])) for how, figures in seen.items()}
-        # What the machine did in between makes as much difference as this, without any tracing.
+        # The spread between runs without tracing, because it is as large as the differences.
         noise_us = float(np.ptp([f[0] for f in seen["off"]]))
         case = f"{at_a_time} at a time"
         rows += [
@@ -62,7 +63,7 @@ def run(quick: bool, seed: int) -> list[Row]:
 
 
 async def _serve(how: str, at_a_time: int, count: int) -> tuple[float, float]:
-    """Microseconds of CPU per request, and the mean batch size."""
+    """Return the CPU time per request in microseconds, and the mean batch size."""
     from opentelemetry import trace
 
     flags = trace.TraceFlags(trace.TraceFlags.SAMPLED if how == "sampled" else 0)
@@ -85,7 +86,7 @@ async def _serve(how: str, at_a_time: int, count: int) -> tuple[float, float]:
 
 @contextlib.asynccontextmanager
 async def _app(traced: bool) -> AsyncIterator[Any]:
-    """A frontend that reaches its worker by a plain call."""
+    """Start a frontend that reaches its worker by a plain call."""
     from ray_slo.serve.config.resolve import parse_spec
     from ray_slo.serve.frontend.frontend import Frontend
     from ray_slo.serve.frontend.surroundings import Surroundings
@@ -121,7 +122,7 @@ async def _app(traced: bool) -> AsyncIterator[Any]:
 
 @contextlib.contextmanager
 def _tracing(on: bool) -> Iterator[None]:
-    """As Serve sets it up, with an exporter that drops everything."""
+    """Set tracing up as Serve does, with an exporter that drops everything."""
     from opentelemetry import trace
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
@@ -145,14 +146,17 @@ def _tracing(on: bool) -> Iterator[None]:
 
 
 def _hooks_us(count: int) -> float:
-    """What frontend and worker call of `tracing` for a request in a batch of its own, where tracing
-    is off; the fastest of some times."""
+    """Return the time per request of the tracing functions when tracing is off, in microseconds.
+
+    These are the functions that frontend and worker call for a request in a batch of its own. The
+    figure is the shortest of several measurements.
+    """
     from contextlib import nullcontext
 
     from ray_slo.core import BatchStatus
     from ray_slo.serve.watch import tracing
 
-    answer: Any = None  # untraced requests do not look at it
+    answer: Any = None  # not used when the request is not traced
     status, scope = BatchStatus.FINISHED, nullcontext()
     best_s = math.inf
     for _ in range(5):

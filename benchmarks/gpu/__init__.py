@@ -1,1 +1,1 @@
-"""What is to be measured on a GPU, in one program: `python -m benchmarks gpu`, or `make gpu`."""
+"""All measurements for a GPU, in one program: `python -m benchmarks gpu`, or `make gpu`."""

@@ -1,4 +1,4 @@
-"""Parts `memory` (what each network takes) and `out of memory` (provoked and survived)."""
+"""Parts `memory` (of each network) and `out of memory` (provoked, and survived)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ FITS, AT_ONCE = 6, 32
 
 
 def memory(setting: Setting) -> Iterator[Row]:
-    """Networks stay loaded, as a worker's variants do; each runs plainly, then with recorded
-    graphs."""
+    """Measure the memory of networks, each run plainly and then with recorded graphs.
+
+    Networks stay loaded, as the variants of a worker do.
+    """
     meter = Meter()
     held: list[Runner] = []
     makers: list[Callable[[], Network]] = [
@@ -50,8 +52,10 @@ def memory(setting: Setting) -> Iterator[Row]:
 
 
 def out_of_memory(setting: Setting) -> Iterator[Row]:
-    """Batches that there is no memory for: every request is answered all the same, and batches are
-    smaller from then on."""
+    """Send batches that do not fit into memory.
+
+    Every request must be answered, and later batches must be smaller.
+    """
     with setting.serve():
         from ray import serve
 
@@ -80,7 +84,7 @@ def out_of_memory(setting: Setting) -> Iterator[Row]:
                 good = sum(_is(answer, i) for i, answer in enumerate(asked))
                 case = f"out of memory, {AT_ONCE} requests at once, {FITS} fit · {name}"
                 yield Row(case, "answered", "", good)
-                time.sleep(2.0)  # the scheduler hears what fits
+                time.sleep(2.0)  # the scheduler learns which batch size fits
             status = handle.slo_status.remote().result()
             largest = [
                 size

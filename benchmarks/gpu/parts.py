@@ -1,7 +1,7 @@
-"""The parts, each in a process of its own: `python -m benchmarks.gpu.parts NAME …`.
+"""Runs the parts, each in a process of its own: `python -m benchmarks.gpu.parts NAME …`.
 
-A part prints its rows to a file as they come, so that what it measured is kept whatever becomes of
-it, and of the device: an error on a GPU often spoils the whole process.
+A part writes its rows to a file as it measures them. So they remain whatever happens to it or to
+the device: an error on a GPU often spoils the whole process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.harness.data import Missing
 from benchmarks.harness.rows import Row
 from benchmarks.live.shipped import session_of
 
-PARTS = {  # where each is, and its share of the time
+PARTS = {  # by name: (module and function, weight of its share of the time)
     "profiles": ("benchmarks.gpu.profiles:rows", 2.0),
     "exit points": ("benchmarks.gpu.preemption:exit_points", 2.5),
     "two streams": ("benchmarks.gpu.preemption:two_streams", 1.5),
@@ -33,8 +33,8 @@ PARTS = {  # where each is, and its share of the time
     "out of memory": ("benchmarks.gpu.memory:out_of_memory", 1.0),
 }
 _OF_LIMIT = 0.8
-"""Share of the time that is left after its imports that a part is told: it cannot plan all."""
-_END_S = 5.0  # for a process to end that was asked to
+"""Share of the time after its imports that a part may plan with, as it cannot plan exactly."""
+_END_S = 5.0  # a process that was asked to end is killed after this
 
 
 def held(
@@ -47,10 +47,10 @@ def held(
     """Run the parts one after the other within a time.
 
     Args:
-        folder: for what they print.
+        folder: folder for their output.
 
     Returns:
-        The rows of all, and a complaint for each part that failed or took too long.
+        The rows of all parts, and a complaint for each part that failed or took too long.
     """
     folder.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + seconds
@@ -81,7 +81,7 @@ def _part(
     lines, log = stem.with_suffix(".jsonl"), stem.with_suffix(".txt")
     lines.write_text("", encoding="utf-8")
     command = [sys.executable, "-m", "benchmarks.gpu.parts", where, "--rows", str(lines)]
-    until = time.monotonic() + limit_s  # of the machine's clock, which its processes share
+    until = time.monotonic() + limit_s  # the clock is common to all processes of the machine
     command += ["--seed", str(seed), "--until", str(until), *["--tiny"] * tiny]
     with log.open("w", encoding="utf-8") as output:
         process = subprocess.Popen(
@@ -103,7 +103,7 @@ def _part(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a part and all that it started, such as a Ray."""
+    """End a part and everything that it started, such as a Ray cluster."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
@@ -116,11 +116,16 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def main(args: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.gpu.parts")
-    parser.add_argument("where", help="module:function")
-    parser.add_argument("--rows", type=Path, required=True)
+    parser.add_argument("where", help="the part, as module:function")
+    parser.add_argument("--rows", type=Path, required=True, help="file for the rows")
     parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--until", type=float, required=True, help="as time.monotonic() has it")
-    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument(
+        "--until",
+        type=float,
+        required=True,
+        help="when the part must end, on the clock of time.monotonic()",
+    )
+    parser.add_argument("--tiny", action="store_true", help="run tiny networks on the CPU")
     options = parser.parse_args(args)
     from benchmarks.gpu.setting import Setting
 
@@ -131,7 +136,7 @@ def main(args: Sequence[str] | None = None) -> None:
     if options.tiny:
         import torch
 
-        torch.set_num_threads(1)  # several would wait for one another on a busy machine
+        torch.set_num_threads(1)  # on a busy machine, several threads would wait for one another
     with options.rows.open("a", encoding="utf-8") as file:
         try:
             for row in rows_of(setting):

@@ -26,8 +26,8 @@ from ray_slo.policies import make_policy
 
 CANDIDATES = (0, 8, 16, 32, 48, 64, 96)
 LIMIT = 0.03
-"""Of a batch's time: what a preemption may take, and what exit points may cost."""
-SLOW_MS = 78.57  # ResNet269, batch of one, in Table 4
+"""Limit of the preemption delay and of the exit points' slowdown, as a share of a batch's time."""
+SLOW_MS = 78.57  # batch of one of ResNet269 in Table 4
 _PAPER = {"BERT-base": "BERT"}
 
 
@@ -83,7 +83,7 @@ def _preemption(
 
 
 def _latency(network: Network, runner: Runner, budget_s: float) -> LatencyProfile:
-    """Medians; of what the caller of a runner sees, batches already there."""
+    """Return median latencies as the caller of a runner sees them, with batches staged before."""
     staged = {size: network.stage(runner, size) for size in doubling_sizes(network.max_batch)}
     samples = profile_callable(
         lambda items: runner(staged[len(items)]), None, staged, budget_s=budget_s
@@ -92,9 +92,11 @@ def _latency(network: Network, runner: Runner, budget_s: float) -> LatencyProfil
 
 
 def two_streams(setting: Setting) -> Iterator[Row]:
-    """FLEX with and without preemption: one device, one process, §7.2's two streams. Times are
-    stretched so that a batch of one of the slow network takes the paper's 79 ms, and printed rates
-    are shrunk likewise. The paper's 6.2 is that of the first burst."""
+    """Run FLEX with and without preemption on §7.2's two streams, in one process on one device.
+
+    Times are scaled so that a batch of one of the slow network takes the paper's 79 ms. Printed
+    rates are scaled back. The paper's 6.2 is that of the first burst.
+    """
     begin = time.monotonic()
     profiles: dict[str, LatencyProfile] = {}
     runs: dict[str, Callable[[int], object]] = {}

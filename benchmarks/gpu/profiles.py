@@ -1,4 +1,4 @@
-"""Part `profiles`: how networks run best, ℓ(b) that way, and what staging the next batch gains."""
+"""Part `profiles`: the best way to run each network, its ℓ(b), and the gain from staging ahead."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ray_slo.models.memory import let_go
 from ray_slo.models.running import Runner
 from ray_slo.models.ways import Tried
 
-_LEAST, _MOST = 5, 200  # batches that are timed
+_LEAST, _MOST = 5, 200  # number of batches to time
 
 
 def rows(setting: Setting) -> Iterator[Row]:
@@ -61,7 +61,7 @@ def _profile(setting: Setting, network: Network, runner: Runner, budget_s: float
     how = f"{network.name} on {setting.name} · {runner.how}"
     for size in sizes:
         staged = network.stage(runner, size)
-        for _ in range(2):  # kernels are chosen, memory is allocated
+        for _ in range(2):  # warm-up: chooses kernels, allocates memory
             stopwatch(staged)
         times: list[tuple[float, float]] = []
         until = time.monotonic() + budget_s / len(sizes)
@@ -80,7 +80,7 @@ def _profile(setting: Setting, network: Network, runner: Runner, budget_s: float
 
 
 def _ahead(setting: Setting, network: Network, runner: Runner, budget_s: float) -> Iterator[Row]:
-    """The same batches, each staged when the one before it is over, or while that runs."""
+    """Run equal batches; each is staged after the previous one, or while that one runs."""
     size = min(32, network.max_batch)
     case = f"{network.name}, batches of {size}, {runner.how}"
     found: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Deployments that run a network of a `Setting`: the same for plain Serve and for ray-slo."""
+"""Deployments that run a network of a `Setting`, in the same way on plain Serve and ray-slo."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from ray_slo.models.running import How, Staged
 
 
 class Pictures:
-    """A ResNet; an item is the number of a picture that this class holds on the host. A batch is
-    copied to the device, and runs so many times."""
+    """A ResNet. An item is the number of a picture that this class keeps on the host.
+
+    A batch is copied to the device, and runs `passes` times.
+    """
 
     def __init__(self, setting: Setting, depth: int, how: How, passes: int) -> None:
         network = setting.resnet(depth)
@@ -41,7 +43,7 @@ class Pictures:
 
 
 class Ours(Pictures):
-    """For `@ray_slo.deployment`."""
+    """The class for `@ray_slo.deployment`."""
 
     @staticmethod
     def example_input() -> int:
@@ -49,12 +51,12 @@ class Ours(Pictures):
 
 
 class Plain(Pictures):
-    """For plain Serve: `@serve.batch` with a fixed wait; the network runs in a thread."""
+    """The class for plain Serve: `@serve.batch` with a fixed wait; the network runs in a thread."""
 
     def __init__(self, setting: Setting, depth: int, how: How, passes: int, largest: int) -> None:
         super().__init__(setting, depth, how, passes)
         self.predict.set_max_batch_size(largest)
-        for size in range(1, largest + 1):  # kernels are chosen per batch size on first use
+        for size in range(1, largest + 1):  # the first use of a batch size chooses its kernels
             super().__call__([0] * size)
 
     def reconfigure(self, config: dict[str, float]) -> None:
@@ -69,7 +71,7 @@ class Plain(Pictures):
 
 
 class Variants:
-    """Hands a batch to the variant that the policy chose."""
+    """Passes a batch to the variant that the policy chose."""
 
     @staticmethod
     def example_input() -> int:
@@ -83,11 +85,12 @@ class Variants:
 
 
 class Hungry:
-    """A batch takes memory by the item: there is enough for some, and no more. The allocator itself
-    says so, whatever is free on this device.
+    """A model whose batches need memory per item, so that only some items fit.
+
+    The allocator itself raises the error, however much memory this device has.
 
     Args:
-        fits: items that there is memory for at once.
+        fits: number of items that fit into memory at once.
     """
 
     def __init__(self, setting: Setting, fits: int) -> None:
@@ -100,7 +103,7 @@ class Hungry:
     def __call__(self, items: list[Any]) -> list[Any]:
         if self._device.type == "cuda":
             taken = torch.empty(self._each * len(items), dtype=torch.uint8, device=self._device)
-        else:  # more than an address space holds: no machine has it
+        else:  # more than an address space can hold, on any machine
             most = 2**10 if len(items) <= self._fits else 2**62
             taken = torch.empty(most, dtype=torch.uint8)
         del taken
@@ -108,5 +111,5 @@ class Hungry:
 
 
 def largest_batch(network: Network) -> int:
-    """That is served: half of what is measured."""
+    """Return the largest batch that is served: half of the largest that is measured."""
     return max(network.max_batch // 2, 1)

@@ -1,5 +1,9 @@
-"""Parts `serving` (plain Serve's tuned batch beside ours) and `variants` (three under `auto`), over
-HTTP on Ray Serve, and `one process`: the policies alone on the device, without Ray."""
+"""Parts `serving`, `variants` and `one process`.
+
+`serving` compares ours with plain Serve with a tuned wait. `variants` has three networks under
+`auto`. Both use HTTP on Ray Serve. `one process` runs the policies alone on the device, without
+Ray.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +26,11 @@ DEPTH = 50
 VARIANTS = {18: 69.76, 50: 76.13, 152: 78.31}
 """ResNets, and the accuracy that torchvision publishes for each (ImageNet-1K, top 1, V1)."""
 LOADS = (0.5, 0.8, 1.0, 1.2)
-"""Of what a worker does in batches of `FULL`."""
+"""Loads, as shares of the throughput of one worker in batches of `FULL`."""
 FULL = 16
-BATCH_S = 0.1  # that a batch of `FULL` is to take: Serve's proxy then keeps up
-SLO_BATCHES = 4.0  # of `FULL`, in an SLO
-WAITS = (0.1, 0.5, 1.0)  # of a batch of `FULL`: those that are tried for plain Serve
+BATCH_S = 0.1  # time that a batch of `FULL` should take; Serve's proxy can keep up with that
+SLO_BATCHES = 4.0  # the SLO, in batches of `FULL`
+WAITS = (0.1, 0.5, 1.0)  # waits that are tried for plain Serve, in batches of `FULL`
 
 
 def serving(setting: Setting) -> Iterator[Row]:
@@ -39,7 +43,8 @@ def serving(setting: Setting) -> Iterator[Row]:
         from benchmarks.gpu import served
 
         largest = served.largest_batch(setting.resnet(DEPTH))
-        left_s = setting.seconds - (time.monotonic() - begin) - 20.0  # to start two applications
+        # 20 s are for the start of two applications.
+        left_s = setting.seconds - (time.monotonic() - begin) - 20.0
         each_s = max(left_s / (len(WAITS) + 2 * len(LOADS)), 1.0)
 
         def load(rate: float) -> dict[str, float]:
@@ -113,7 +118,7 @@ def variants(setting: Setting) -> Iterator[Row]:
 
 
 def one_process(setting: Setting) -> Iterator[Row]:
-    """One queue, one device, one clock: `timeout` with its best wait beside `auto`."""
+    """Compare `timeout` with its best wait with `auto`: one queue, one device, one clock."""
     from benchmarks.shepherd.two_streams import serve
     from ray_slo.policies import make_policy
     from ray_slo.simulation.arrivals import Poisson
@@ -139,7 +144,7 @@ def one_process(setting: Setting) -> Iterator[Row]:
         )
         serving = serve(
             make_policy(policy, kwargs),
-            {network.name: profile.scaled(1.1)},  # half of the batches take longer than the median
+            {network.name: profile.scaled(1.1)},  # as half of the batches are above the median
             {network.name: batch},
             {network.name: times.tolist()},
             slo_s,
@@ -167,14 +172,14 @@ def one_process(setting: Setting) -> Iterator[Row]:
 
 
 def _measured(setting: Setting, depth: int) -> tuple[How, int, LatencyProfile]:
-    """How a ResNet runs best, how often in a batch so that it takes its time, and ℓ(b) of that."""
+    """Return the best way to run a ResNet, its number of passes in a batch, and its ℓ(b)."""
     network = setting.resnet(depth)
     runner = setting.chosen(network).runner
     seconds = {size: _seconds(network, runner, size) for size in doubling_sizes(network.max_batch)}
     passes = math.ceil(BATCH_S / seconds[min(FULL, network.max_batch)])
     how = runner.how
     del runner
-    let_go()  # the device is a worker's now
+    let_go()  # frees the device for a worker
     return how, passes, LatencyProfile.from_points({b: passes * s for b, s in seconds.items()})
 
 
@@ -228,7 +233,7 @@ def _running(application: Any) -> Any:
 
 
 def _again(application: Any) -> None:
-    """Only the wait changes: Serve reconfigures the replica that runs."""
+    """Deploy again with another wait; Serve then reconfigures the running replica."""
     from ray import serve
 
     from ray_slo.demo.systems import APP

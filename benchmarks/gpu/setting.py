@@ -1,4 +1,4 @@
-"""Where the parts run: a GPU and networks of full size, or with `--tiny` a CPU and tiny ones."""
+"""The setting of the parts: a GPU with full-size networks; with `--tiny` a CPU with tiny ones."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Network:
     """A network with random weights, and batches for it.
 
     Attributes:
-        build: makes it, in evaluation mode.
-        items: inputs of that many items, on the host.
-        call: of the network on inputs; makes a tensor with a row per item.
+        build: makes the network, in evaluation mode.
+        items: makes inputs of a number of items, on the host.
+        call: calls the network on inputs; returns a tensor with a row per item.
         max_batch: largest batch that is measured.
     """
 
@@ -47,10 +47,10 @@ class Network:
 
 @dataclass(frozen=True)
 class Setting:
-    """What every part is told.
+    """The arguments of every part.
 
     Attributes:
-        seconds: that the part may take, about.
+        seconds: approximate time that the part may take.
     """
 
     tiny: bool
@@ -66,7 +66,7 @@ class Setting:
         return "this CPU, tiny networks" if self.tiny else torch.cuda.get_device_name()
 
     def check(self) -> None:
-        """Raises Missing where there is no GPU for networks of full size."""
+        """Raise Missing if networks need a GPU and there is none."""
         if not self.tiny and not torch.cuda.is_available():
             raise Missing(
                 f"torch {torch.__version__} finds no CUDA device; --tiny runs it on the CPU"
@@ -78,17 +78,17 @@ class Setting:
         return _of_pictures(f"ResNet{depth}", build, side, 8 if self.tiny else 128)
 
     def efficientnet(self) -> Network:
-        """Raises Missing without torchvision."""
+        """Return EfficientNet B0. Raises Missing without torchvision."""
         try:
             from torchvision.models import get_model
-        except (ImportError, RuntimeError) as error:  # the latter: of another torch build
+        except (ImportError, RuntimeError) as error:  # RuntimeError: built for another torch
             raise Missing(f"EfficientNet needs torchvision ({error})") from error
         build = partial(get_model, "efficientnet_b0", weights=None)
         side, largest = (32, 4) if self.tiny else (224, 128)
         return _of_pictures("EfficientNet B0", lambda: build().eval(), side, largest)
 
     def bert(self) -> Network:
-        """Raises Missing without transformers."""
+        """Return BERT. Raises Missing without transformers."""
         size, length, largest = ("bert-tiny", 16, 4) if self.tiny else ("bert-base", 128, 64)
         from ray_slo.models import text
 
@@ -112,21 +112,21 @@ class Setting:
         )
 
     def chosen(self, network: Network) -> Choice:
-        """The best way to run a network here, measured as loaders do."""
+        """Find the best way to run a network here, by the measurement of the loaders."""
         module = network.build()
 
         def make(how: How) -> Runner:
             return Runner(module, self.device, how, network.call)
 
         ways = ways_of(module, self.device, fixed_shape=True)
-        ways["engine"] = ["eager", "graph"]  # on a CPU the stand-in, for its results
+        ways["engine"] = ["eager", "graph"]  # on a CPU, a stand-in with the same results
         sizes = (1, min(8, network.max_batch))
         budget_s = 0.1 if self.tiny else 3.0
         return choose(make, network.stage, ways, sizes=sizes, budget_s=budget_s)
 
     @contextmanager
     def serve(self) -> Iterator[str]:
-        """A Ray with Serve; yields its URL. Raises Missing without Ray."""
+        """Start Ray with Serve, and yield its URL. Raises Missing without Ray."""
         try:
             import ray  # noqa: F401
         except ImportError as error:
@@ -138,19 +138,19 @@ class Setting:
 
     @property
     def actor(self) -> dict[str, float]:
-        """Resources of a worker, for Ray."""
+        """Ray's resources of a worker."""
         return {"num_cpus": 1} if self.tiny else {"num_cpus": 1, "num_gpus": 1}
 
 
 class Stopwatch:
-    """Seconds that a runner computes: between CUDA events on its stream; on a CPU, by the clock."""
+    """Times a runner: between CUDA events on its stream, or on a CPU by the clock."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._on_gpu = runner.device.type == "cuda"
 
     def __call__(self, staged: Staged) -> tuple[float, float]:
-        """Run a batch: seconds on the device, and as its caller sees them."""
+        """Run a batch; return the seconds on the device, and as the caller sees them."""
         begin = self._mark()
         start = time.perf_counter()
         self._runner(staged)

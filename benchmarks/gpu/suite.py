@@ -1,23 +1,23 @@
-"""All that is to be measured on a GPU: profiles, preemption, memory, serving beside plain Serve.
+"""All measurements for a GPU: profiles, preemption, memory, and serving compared with plain Serve.
 
-Ten minutes at most, offline, with random weights; `--minutes` says otherwise. Where torch finds no
-CUDA device, only `--tiny` runs: tiny networks on the CPU, through the same code, for its tests. The
-parts are processes of their own: one that fails, or takes too long, is reported, and the others go
-on. What each printed is in `out/gpu`, and the report, too: `out/gpu/report.md`.
+The program takes at most ten minutes, or `--minutes`. It works offline, with random weights. If
+torch finds no CUDA device, only `--tiny` runs: tiny networks on the CPU, through the same code, as
+a test of it. The parts are separate processes. If one fails or takes too long, this is reported,
+and the others continue. `out/gpu` has what each printed, and the report, `out/gpu/report.md`.
 
-* profiles: ways to run ResNet50, EfficientNet B0 and BERT-base (precision, layout, CUDA graphs),
-  as `how="auto"` times them at load; ℓ(b) in float32 and in the best way, between CUDA events on
-  the stream and as a caller sees it, random weights; and what it gains to stage the next batch
-  while one runs.
-* exit points (SHEPHERD Figure 12, Table 4): p95 of the preemption delay and slowdown over their
-  number, with limits of 3 %; α and β of ℓ(b).
-* two streams (§7.2): FLEX against itself without preemption, one GPU, one process.
+* profiles: ways to run ResNet50, EfficientNet B0 and BERT-base (precision, layout, CUDA graphs), as
+  `how="auto"` times them when it loads a network. ℓ(b) in float32 and in the best way, between CUDA
+  events on the stream, and as a caller sees it. Also the gain from staging the next batch while one
+  runs.
+* exit points (SHEPHERD Figure 12, Table 4): p95 of the preemption delay, and slowdown, over the
+  number of exit points, with limits of 3 %. Also α and β of ℓ(b).
+* two streams (§7.2): FLEX with and without preemption, on one GPU in one process.
 * one process: `timeout` with the best of three waits beside `auto`, at rising rates.
-* memory: what each network takes, plainly and with recorded graphs.
-* serving, variants: the same over HTTP on Ray Serve: `@serve.batch` with its best wait beside
-  `@ray_slo.deployment`, and three ResNets as variants under `auto`. A batch runs its network
-  so many times that it takes 100 ms: Serve's proxy then keeps up.
-* out of memory: batches that do not fit; every request is to be answered.
+* memory: memory of each network, run plainly and with recorded graphs.
+* serving, variants: the same over HTTP on Ray Serve. `@serve.batch` with its best wait is compared
+  with `@ray_slo.deployment`; three ResNets are variants under `auto`. A batch runs its network so
+  many times that it takes 100 ms; Serve's proxy can keep up with that.
+* out of memory: batches that do not fit. Every request must be answered.
 """
 
 from __future__ import annotations
@@ -44,8 +44,12 @@ FOLDER = Path(__file__).parents[2] / "out" / "gpu"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tiny", action="store_true", help="tiny networks on the CPU")
-    parser.add_argument("--minutes", type=float, default=None, help="at most; default: 10")
+    parser.add_argument(
+        "--tiny", action="store_true", help="run tiny networks on the CPU, without a GPU"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=None, help="longest duration in minutes; default: 10"
+    )
 
 
 def run(
@@ -55,10 +59,11 @@ def run(
     minutes: float | None = None,
     folder: Path = FOLDER,
 ) -> list[Row]:
-    """
+    """Run all parts.
+
     Raises:
-        Missing: there is no GPU, and it is not to be tiny.
-        Failed: a part failed; with the rows of all.
+        Missing: there is no GPU, and `tiny` is false.
+        Failed: a part failed. Has the rows of all parts.
     """
     setting = Setting(tiny, seed, 0.0)
     setting.check()
@@ -71,7 +76,7 @@ def run(
 
 
 def write_report(rows: list[Row], complaints: list[str], device: str, path: Path) -> None:
-    """One page, in Markdown: what failed, then a table for each thing that was measured."""
+    """Write one page of Markdown: what failed, then a table for each measurement."""
     failed = "".join(f"* **failed:** {complaint}\n" for complaint in complaints)
     head = f"# {device}\n\n{__doc__.partition('parts are')[0].rpartition('.')[0]}.\n\n{failed}\n"
     path.write_text(head + "\n".join(tables_of([row.to_json() for row in rows])), encoding="utf-8")

@@ -1,1 +1,1 @@
-"""The front door: which programs there are, their rows, tables and plots, saved runs, the page."""
+"""The front door: list of programs, rows, tables, plots, saved runs, and the page."""

@@ -1,8 +1,8 @@
-"""A mark of the code that a program's figures follow from: what is saved need not run again.
+"""The code mark of a program: a hash of all code that its figures depend on.
 
-The mark stands for the program's module, what it imports of `benchmarks` and `ray_slo`, and the
-policies that benchmarks among these name; of a live program, for all of `ray_slo`. Comments,
-docstrings and what was asked of the figures do not count.
+If the mark has not changed, a saved run need not be repeated. The mark covers the program's module,
+what it imports of `benchmarks` and `ray_slo`, and the policies that its modules of `benchmarks`
+name. For a live program, it covers all of `ray_slo`. Comments, docstrings and `ASKED` do not count.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ ROOT = Path(__file__).parents[2]
 _ROOMS = ("benchmarks", "ray_slo")
 _REGISTRY = "ray_slo.policies.registry"
 _COMPOSED, _COMPOSERS = "ray_slo.policies.composed", {"policy_for", "recipe_for", "compose"}
-_REHEARSAL = "ray_slo.simulation.rehearsal"  # the engine holds them for `auto` alone
+_REHEARSAL = "ray_slo.simulation.rehearsal"  # the engine imports it, but only `auto` uses it
 _APART = {f"benchmarks.harness.{name}" for name in ("plots", "page", "readme", "results")}
 _SAID = {"ASKED", "NAME", "SOURCE"}
 _PATH = re.compile(r"(benchmarks|ray_slo)[\w.]*:\w+")
 _DATA = {"benchmarks.zoos": "benchmarks/zoos", "benchmarks.harness.data": "benchmarks/data"}
-"""Modules that read tables, and the folder of these."""
+"""By module that reads tables: the folder with these tables."""
 
 
 @cache
 def code_of(module: str) -> str:
-    """The mark of a program, by its module."""
+    """Return the mark of a program, given its module."""
     digest = hashlib.sha256()
     for name in sorted(modules(module)):
         digest.update(f"{name}\0{_essence(name)}\0".encode())
@@ -40,13 +40,13 @@ def code_of(module: str) -> str:
 
 
 def modules(module: str) -> set[str]:
-    """All modules that a program's figures follow from, its own included."""
+    """Return all modules that a program's figures depend on, including its own."""
     from ray_slo.policies.registry import EXACT, POLICIES
 
     read: set[str] = set()
     strings: set[str] = set()
     waiting = [module]
-    if module.startswith("benchmarks.live."):  # a whole system runs
+    if module.startswith("benchmarks.live."):  # it runs all of ray-slo
         waiting += [_module(path) for path in (ROOT / "ray_slo").rglob("*.py")]
     while waiting:
         name = waiting.pop()
@@ -77,7 +77,7 @@ def _is_string(node: ast.AST) -> bool:
 
 @cache
 def _imported(module: str) -> tuple[str, ...]:
-    """Modules that a module imports, and names that may be modules."""
+    """Return the modules that a module imports, and imported names, which may be modules."""
     found: dict[str, None] = {}
     for node in ast.walk(_source(module) or ast.Module([], [])):
         if isinstance(node, ast.Import):
@@ -91,7 +91,7 @@ def _imported(module: str) -> tuple[str, ...]:
 
 
 def _meant(module: str, name: str) -> Iterator[str]:
-    """The modules that `from module import name` reads. A package only gathers what is in it."""
+    """Yield what `from module import name` may read: modules, also those behind a re-export."""
     yield module
     yield f"{module}.{name}"
     if module.split(".")[0] in _ROOMS and (where := _gathered(_path(module)).get(name)):
@@ -100,7 +100,7 @@ def _meant(module: str, name: str) -> Iterator[str]:
 
 @cache
 def _gathered(package: Path) -> dict[str, str]:
-    """The modules of names that a package has from elsewhere."""
+    """Return, by name, the module from which a package imports it."""
     init = _parsed(package / "__init__.py")
     return {
         alias.name: node.module
@@ -119,7 +119,10 @@ def _path(module: str) -> Path:
 
 
 def _source(module: str) -> ast.Module | None:
-    """None for what is no module of this repository. A package counts where it has code."""
+    """Return the syntax tree of a module.
+
+    None if this repository has no such module, or if it is a package without code of its own.
+    """
     if module.split(".")[0] not in _ROOMS:
         return None
     path = _path(module)
@@ -140,7 +143,7 @@ def _parsed(path: Path) -> ast.Module | None:
 
 @cache
 def _essence(module: str) -> str:
-    """What a module does, without what it says."""
+    """Return a text of a module's code, without what does not count, such as docstrings."""
     tree = _source(module) or ast.Module([], [])
     body = [
         node
@@ -155,7 +158,7 @@ def _essence(module: str) -> str:
 
 
 class _Bare(ast.NodeTransformer):
-    """Without docstrings, which are strings that stand alone."""
+    """Removes docstrings, which are statements that consist of a string."""
 
     def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
         return None if _is_string(node.value) else node

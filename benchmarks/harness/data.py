@@ -1,4 +1,4 @@
-"""Published measurements that programs compare on; `benchmarks/data/README.md` says whose."""
+"""Published measurements that programs use; `benchmarks/data/README.md` names their sources."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ FOLDER = Path(__file__).parents[1] / "data"
 
 
 class Missing(Exception):
-    """A program needs something that is not installed here; it is skipped."""
+    """The program needs something that is not installed, so it is skipped."""
 
 
 def published(name: str) -> Path:
-    """Path of a published data file, as "ramsis/image_profiles.csv".
+    """Return the path of a published data file, such as "ramsis/image_profiles.csv".
 
     Raises:
-        FileNotFoundError: there is none of that name; the message lists the names.
+        FileNotFoundError: no file has this name; the message lists all names.
     """
     path = FOLDER / name
     if not path.is_file():

@@ -1,8 +1,8 @@
-"""`python -m benchmarks all`: every program, a process each, the longest last.
+"""`python -m benchmarks all`: run every program in a process of its own, the shortest first.
 
-It may be stopped at any time. With `--save` it goes on where it was: a full run that was saved from
-the present code (`harness.code`) is not held again. The output of each program is kept in
-`out/benchmarks`.
+You can stop it at any time. With `--save`, the same command continues: it skips programs with a
+saved full run of the present code (`harness.code`). `out/benchmarks` keeps the output of each
+program.
 """
 
 from __future__ import annotations
@@ -22,18 +22,26 @@ from benchmarks.harness.results import load
 
 OUTPUT = Path(__file__).parents[2] / "out" / "benchmarks"
 SKIPPED = 77
-"""Exit code of a program that needs what is not here, as test harnesses have it."""
-_QUICK_S, _LIVE_S = 30.0, 120.0  # guesses of a quick run
-_FULL = 20.0  # times a quick run, where no full one is known
-_PATIENCE_S = 60.0  # for a program that was told to stop
+"""Exit code of a program that needs something that is not installed; Automake uses the same."""
+_QUICK_S, _LIVE_S = 30.0, 120.0  # assumed time of a quick run
+_FULL = 20.0  # assumed ratio of the times of a full and a quick run
+_PATIENCE_S = 60.0  # a program that was told to stop is killed after this
 
 
 def every(parser: argparse.ArgumentParser, args: Sequence[str] | None) -> None:
-    """Run what the arguments name; exits with 1 if a program failed."""
+    """Run the programs that the arguments name; exit with 1 if any failed."""
     parser.add_argument(
-        "--only", action="append", metavar="PATTERN", help="of all: names, as 'kairos-*'"
+        "--only",
+        action="append",
+        metavar="PATTERN",
+        help="with all: run only programs whose name matches, such as 'kairos-*'",
     )
-    parser.add_argument("--but", action="append", metavar="PATTERN", help="of all: not these names")
+    parser.add_argument(
+        "--but",
+        action="append",
+        metavar="PATTERN",
+        help="with all: leave out programs whose name matches",
+    )
     options = parser.parse_args(args)
     if options.json or options.plot:
         parser.error("--json and --plot are for one program, not for all")
@@ -68,7 +76,7 @@ def _chosen(
 
 
 def is_saved(program: Program, seed: int = 0) -> bool:
-    """Whether a full run with this seed, of the present code, is saved."""
+    """Tell whether a full run of the present code with this seed is saved."""
     run = load(program.name)
     if run is None or run["quick"] or run["seed"] != seed:
         return False
@@ -76,12 +84,12 @@ def is_saved(program: Program, seed: int = 0) -> bool:
 
 
 def in_order(programs: Iterable[Program], quick: bool) -> list[Program]:
-    """The shortest first, as far as is known."""
+    """Sort programs by the time that they are expected to take, the shortest first."""
     return sorted(programs, key=lambda program: expected_s(program, quick))
 
 
 def expected_s(program: Program, quick: bool) -> float:
-    """How long a run may take, seconds, by the saved one."""
+    """Return the expected duration of a run in seconds, from the saved run if there is one."""
     run: dict[str, Any] = load(program.name) or {}
     short = run.get("quick", True)
     took_s: float = run.get("wall_s", 0.0)
@@ -91,7 +99,7 @@ def expected_s(program: Program, quick: bool) -> float:
 
 
 def _run(programs: Sequence[Program], flags: Sequence[str], quick: bool) -> list[str]:
-    """Those that failed."""
+    """Run the programs one after the other; return the names of those that failed."""
     OUTPUT.mkdir(parents=True, exist_ok=True)
     failed = []
     left = [expected_s(p, quick) for p in programs]
@@ -112,7 +120,7 @@ def _run(programs: Sequence[Program], flags: Sequence[str], quick: bool) -> list
 
 
 def _process(args: Sequence[str], output: Any) -> int:
-    """Its exit code. A program that is interrupted has time to stop what it started."""
+    """Run a program and return its exit code. If interrupted, let it stop what it started."""
     command = [sys.executable, "-m", "benchmarks", *args]
     process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md from the saved runs: `python -m benchmarks page`. No figure is by hand."""
+"""Makes docs/benchmarks.md of the saved runs (`python -m benchmarks page`)."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 SYSTEMS = ("Symphony", "SHEPHERD", "RAMSIS", "Loki", "Kairos", "Live", "ray-slo")
 
 _LONG = 14
-"""Tables with more lines are folded."""
+"""Tables with more lines than this are folded."""
 
 _HEAD = """\
 <!-- Made by `python -m benchmarks page` from benchmarks/results: edit those, or the program. -->
 # Benchmarks
 
-Every figure here was printed by a program of the repository and saved with where and when it ran.
-`python -m benchmarks NAME --save` runs one again, and `python -m benchmarks page` makes this page.
-[benchmarks/README.md](../benchmarks/README.md) says what they mean, and why they differ from the
-papers'.
+A program of this repository printed every figure here. Each run was saved with its machine, date
+and commit. `python -m benchmarks NAME --save` runs a program again, and `python -m benchmarks page`
+makes this page. [benchmarks/README.md](../benchmarks/README.md) explains the figures, and why they
+differ from the papers'.
 
-* *full* or *quick*: a quick run is short, and its figures move by a few percent.
-* **paper**: the figure that the paper prints, for itself or for the system of that line, measured
-  on its authors' hardware. Ours are simulated, except CPU times and what live programs measure.
-* Latencies of Kairos' models are not published: ours were fitted to what the paper says, those of
-  RM2 to its Figure 1. Where they agree with that figure, that is no evidence for it.
-* A commit with "+" had changes beside it.
+* *full* or *quick*: a quick run is shorter, so its figures differ by a few percent.
+* **paper**: the paper's figure for its own system, or for the system of that line. It was measured
+  on the authors' hardware. Our figures are simulated, except CPU times and live programs.
+* Kairos does not publish the latencies of its models. Ours were fitted to statements of the paper;
+  those of RM2 were fitted to its Figure 1. So agreement with that figure is no evidence.
+* A commit with "+" means that the checkout had uncommitted changes.
 """
 
 
 def page(folder: Path = FOLDER) -> str:
-    """The whole page, as Markdown."""
+    """Return the whole page as Markdown."""
     runs = {name: load(name, folder) for name in PROGRAMS}
     parts = [_HEAD, _asked(runs)]
     for system in SYSTEMS:
@@ -53,7 +53,7 @@ def _system(program: Program) -> str:
 
 
 def _asked(runs: Mapping[str, dict[str, Any] | None]) -> str:
-    """What was asked beside what came."""
+    """Return the table of figures that were asked for, beside what was measured."""
     lines = []
     for name, program in PROGRAMS.items():
         if (run := runs[name]) is None:
@@ -74,8 +74,8 @@ def _asked(runs: Mapping[str, dict[str, Any] | None]) -> str:
                     ask.note,
                 ]
             )
-    head = "## Asked and measured\n\nWhat was asked of these figures before they were measured, "
-    head += "by the project's plan or by a paper that claims them.\n\n"
+    head = "## Asked and measured\n\nThe project's plan, or a paper that claims them, asked for "
+    head += "these figures before they were measured.\n\n"
     return head + _table(
         ["program", "figure", "asked", "measured", "met", "run", "note"], lines, left=2
     )
@@ -106,7 +106,7 @@ def _took(name: str, run: dict[str, Any]) -> str:
 
 
 def tables_of(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """A line per case and a column per metric, as the program prints them."""
+    """Return tables with a line per case and a column per metric, as the program prints them."""
     made: dict[tuple[str, ...], list[list[str]]] = {}
     notes: dict[tuple[str, ...], dict[str, None]] = {}
     for title, label, of_case in titled((row["case"], row) for row in rows):
@@ -139,7 +139,7 @@ def _cell(row: dict[str, Any]) -> str:
 
 
 def _table(head: Sequence[str], lines: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Markdown; figures stand to the right of the first `left` columns."""
+    """Return a Markdown table; all columns after the first `left` are aligned right."""
     if not lines:
         return ""
     cells = [[cell.replace("|", "\\|") for cell in line] for line in [head, *lines]]

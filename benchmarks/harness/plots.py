@@ -1,4 +1,4 @@
-"""PNGs of rows."""
+"""Makes PNGs of rows."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def saved(figure: Figure, directory: Path, title: str) -> Path:
-    """The file that the figure was written to, named after its title."""
+    """Write the figure to a file named after its title, and return the path."""
     path = directory / f"{re.sub(r'[^a-z0-9]+', '-', title.lower()).strip('-')}.png"
     figure.savefig(path, dpi=120)
     return path
 
 
 def plot_bars(rows: Sequence[Row], directory: Path) -> list[Path]:
-    """One PNG per metric: a bar per case, the paper's and its peers' figures as marks."""
+    """Draw one PNG per metric: a bar per case, and marks for figures of the paper and its peers."""
     from matplotlib.figure import Figure
 
     paths = []
@@ -51,9 +51,10 @@ def plot_bars(rows: Sequence[Row], directory: Path) -> list[Path]:
 def plot_series(
     rows: Sequence[Row], directory: Path, x_label: str, *, log: bool = False
 ) -> list[Path]:
-    """Rows with the metric "WHAT at X": a PNG per title (before " · ") and WHAT, a line per case.
+    """Draw rows whose metric has the form "WHAT at X", with a line per case.
 
-    The paper's figures stand as diamonds in the colour of the line.
+    There is one PNG for each title (the part of the case before " · ") and each WHAT. The paper's
+    figures are diamonds in the colour of the line.
     """
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""The demo's figures in README.md, from the saved `live-demo`: `python -m benchmarks page`."""
+"""Writes the figures of the saved `live-demo` into README (`python -m benchmarks page`)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ END = "<!-- Made by `python -m benchmarks page`: end -->\n"
 COLUMNS = {"offered": "{} /s", "in time": "{} /s", "bad": "{} %"}
 COLUMNS |= {"p50": "{} ms", "p99": "{} ms", "accuracy": "{} %"}
 GIVEN_UP_MS = 10_000
-RUN = "run 1"  # whose plot is in docs/demo.svg
+RUN = "run 1"  # the run whose plot is in docs/demo.svg
 
 
 def demo(rows: Sequence[dict[str, Any]]) -> str:
-    """The paragraph and the table of the first run."""
+    """Return the paragraph and the table about the first run."""
     setting: dict[str, float] = {}
     lines: list[tuple[str, str, dict[str, float | None]]] = []
     for label, found in _labelled(rows):
@@ -56,7 +56,7 @@ def _table(lines: Sequence[tuple[str, str, dict[str, float | None]]]) -> str:
     text = f"| {' | '.join(head)} |\n|{'---|' * len(head)}\n"
     for part, system, found in lines:
         cells = [cell(form, name, found[name]) for name, form in COLUMNS.items()]
-        # `@serve.batch`, tuned: what is a name in code is code here.
+        # A name such as "@serve.batch, tuned" has code before the comma.
         code, comma, rest = system.partition(",")
         text += f"| {part} | `{code}`{comma}{rest} | {' | '.join(cells)} |\n"
     return text
@@ -71,7 +71,7 @@ def cell(form: str, name: str, value: float | None) -> str:
 
 
 def filled(text: str) -> str:
-    """README with the figures of the saved run; as it is where none is saved."""
+    """Return README with the figures of the saved run, or unchanged if no run is saved."""
     if (run := load("live-demo")) is None:
         return text
     before, _, rest = text.partition(BEGIN)

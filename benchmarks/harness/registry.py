@@ -1,14 +1,15 @@
-"""The programs: each module of these folders that has a `SOURCE`. They are read, not imported.
+"""The registry of programs: each module in `FOLDERS` that has a `SOURCE`.
 
-A program's module opens with a line that says what it shows. Its constants are
+Modules are read, not imported. The first line of a program's docstring says what it shows. Its
+constants are
 
-* `SOURCE`: the figure or table of the paper that it answers;
-* `ASKED`, where figures were asked for before they were measured, by an issue or by a paper that
-  claims them: (case, metric, sign, value), met or not, and a note where there is something to say;
-* `NAME`, where the name is not made of the folder's and the module's.
+* `SOURCE`: the figure or table of the paper that it reproduces.
+* `ASKED`: figures that an issue or a paper asked for before they were measured, met or not. Each is
+  (case, metric, sign, value), with a note if there is something to explain.
+* `NAME`: the program's name, if it is not made of the folder's and the module's name.
 
-It has `run(quick, seed) -> list[Row]`, and may have `plot(rows, directory) -> list[Path]` and
-`add_arguments(parser)` for arguments of its own, which `run` then takes.
+A program has `run(quick, seed) -> list[Row]`. It may have `plot(rows, directory) -> list[Path]`. It
+may also have `add_arguments(parser)`, for arguments that `run` gets in addition.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from typing import Any, NamedTuple
 
 FOLDERS = ("symphony", "shepherd", "ramsis", "loki", "kairos", "live", "gpu", "own", "costs")
 UNNAMED = ("own", "costs")
-"""Folders whose name is no part of a program's."""
+"""Folders whose names are not part of the names of their programs."""
 
 
 class Ask(NamedTuple):
-    """Every row of `case` and `metric` (shell patterns) should be on this side of `value`.
+    """A figure that was asked for: `value` is its lower (≥) or upper (≤) limit.
 
-    `note`: why it is not met, or what it is worth.
+    `case` and `metric` are shell patterns, and the limit holds for every row that they match.
+    `note` says why it is not met, or how much it is worth.
     """
 
     case: str
@@ -39,7 +41,7 @@ class Ask(NamedTuple):
     note: str = ""
 
     def rows(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Those that are meant and have a figure, the worst first."""
+        """Return the matching rows that have a figure, the worst first."""
         found = [
             row
             for row in rows
@@ -63,12 +65,12 @@ class Program:
 
     @property
     def live(self) -> bool:
-        """Whether it starts Ray and takes its time."""
+        """Whether it starts Ray and runs in real time."""
         return self.module.startswith("benchmarks.live.")
 
 
 def read(path: Path) -> Program | None:
-    """The program in a module; None where the module is none."""
+    """Return the program in a module; None if the module is not a program."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     constants = {
         node.targets[0].id: node.value
@@ -92,7 +94,7 @@ _CONSTANTS = ("NAME", "SOURCE", "ASKED")
 
 
 def programs() -> dict[str, Program]:
-    """By name; in a folder, Figure 2 stands before Figure 10."""
+    """Return all programs by name; in a folder, Figure 2 comes before Figure 10."""
     root = Path(__file__).parents[1]
     paths = [p for f in FOLDERS for p in sorted((root / f).glob("*.py"), key=_natural)]
     return {program.name: program for path in paths if (program := read(path))}

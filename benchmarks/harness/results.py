@@ -1,5 +1,8 @@
-"""Saved runs, a JSON file per program: `python -m benchmarks NAME --save` writes them, and
-`python -m benchmarks page` makes docs/benchmarks.md of them."""
+"""Saved runs: one JSON file per program.
+
+`python -m benchmarks NAME --save` writes the file. `python -m benchmarks page` makes
+docs/benchmarks.md of all files.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,10 @@ FOLDER = Path(__file__).parents[1] / "results"
 
 
 def origin(module: str) -> dict[str, Any]:
-    """Where and of what code a program is about to run: `commit` and the mark `code` among others.
-    To be asked before the run, as files may change meanwhile."""
+    """Return where a program runs and which code: `commit`, the mark `code`, the machine.
+
+    Call this before the run, because files may change during it.
+    """
     return {
         "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
         "commit": _commit(),
@@ -36,15 +41,15 @@ def save(
     wall_s: float,
     folder: Path = FOLDER,
 ) -> Path | None:
-    """Write a run beside what it takes to judge and repeat it, in place of the one before.
+    """Write a run with what is needed to judge and repeat it; it replaces the previous run.
 
-    None, and nothing is written, where a full run is saved and this is a quick one.
+    A quick run does not replace a full one: then nothing is written, and None is returned.
 
     Args:
-        body: name, source, quick, seed and rows, as `--json` has them.
-        origin: of `origin`.
-        cpu_s: CPU seconds that the run took, those of ended child processes included.
-        wall_s: seconds on the clock.
+        body: name, source, quick, seed and rows, as in the file of `--json`.
+        origin: the result of `origin`.
+        cpu_s: CPU seconds of the run, with those of child processes that have ended.
+        wall_s: elapsed seconds.
     """
     path = folder / f"{body['name']}.json"
     if body["quick"] and path.exists() and not json.loads(path.read_text("utf-8"))["quick"]:
@@ -55,13 +60,13 @@ def save(
 
 
 def load(name: str, folder: Path = FOLDER) -> dict[str, Any] | None:
-    """The saved run of a program; None where there is none."""
+    """Return the saved run of a program; None if there is none."""
     path = folder / f"{name}.json"
     return json.loads(path.read_text("utf-8")) if path.exists() else None
 
 
 def _text(run: dict[str, Any]) -> str:
-    """JSON with a line per row, so that a new run reads well as a diff."""
+    """Return JSON with one line per row, so that a new run makes a readable diff."""
     head = {k: v for k, v in run.items() if k != "rows"}
     rows = ",\n  ".join(json.dumps(_rounded(row), ensure_ascii=False) for row in run["rows"])
     return (
@@ -70,13 +75,13 @@ def _text(run: dict[str, Any]) -> str:
 
 
 def _rounded(row: dict[str, Any]) -> dict[str, Any]:
-    """Six digits of what was measured: tables show four."""
+    """Round our figure to six digits; tables show four."""
     ours = row["ours"]
     return row | {"ours": float(f"{ours:.6g}") if isinstance(ours, float) else ours}
 
 
 def _commit() -> str | None:
-    """The commit that ran; "+" behind it where the checkout differs from it."""
+    """Return the commit that runs, with a "+" if the checkout differs from it."""
 
     def git(*args: str) -> str:
         command = ["git", "-C", str(FOLDER), *args]

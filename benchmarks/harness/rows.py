@@ -1,4 +1,4 @@
-"""Rows of a benchmark, and what is made of them: JSON and tables."""
+"""The rows of a benchmark, and the JSON and tables made of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Row:
-    """One figure: ours, beside what the paper prints for itself and for its peers."""
+    """One figure of ours, with the figures that the paper prints for itself and for its peers."""
 
     case: str
     metric: str
@@ -40,12 +40,12 @@ def series(
     unit: str,
     paper: Mapping[tuple[str, float], float] | None = None,
 ) -> list[Row]:
-    """A row for each line and x of a plot.
+    """Return one row for each line of a plot and each x.
 
     Args:
-        points: by name of the line, and x.
-        metric: with a place for x, as "goodput at {:g}/s".
-        paper: what the paper prints, by name and x.
+        points: y by the name of the line, and x.
+        metric: a format with a place for x, such as "goodput at {:g}/s".
+        paper: the paper's figures by (name of the line, x).
     """
     return [
         Row(f"{title} · {name}", metric.format(x), unit, y, (paper or {}).get((name, x)))
@@ -55,7 +55,7 @@ def series(
 
 
 class Failed(Exception):
-    """A program measured what must not be: its complaints, and its rows all the same."""
+    """A program finished, but its result is not acceptable. Has complaints, and the rows."""
 
     def __init__(self, rows: Sequence[Row], complaints: Sequence[str]) -> None:
         super().__init__(*complaints)
@@ -66,8 +66,10 @@ T = TypeVar("T")
 
 
 def titled(of: Iterable[tuple[str, T]]) -> Iterator[tuple[str, str, list[T]]]:
-    """(title, label, what belongs to it) of each case: what stands before the first " · " of a case
-    is the title of its table."""
+    """Group items by their case; yield (title, label, items) of each case.
+
+    The part of a case before the first " · " is the title of its table, the rest the label.
+    """
     cases: dict[str, list[T]] = {}
     for case, one in of:
         cases.setdefault(case, []).append(one)
@@ -77,8 +79,11 @@ def titled(of: Iterable[tuple[str, T]]) -> Iterator[tuple[str, str, list[T]]]:
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
-    """A line per case and a column per metric; cases with other metrics get a table of their own.
-    The paper's own figures stand below ours, those of its peers below the table."""
+    """Make tables with a line per case and a column per metric.
+
+    Cases with other metrics get another table. The paper's own figures stand below ours, and those
+    of its peers below the table.
+    """
     made: dict[tuple[str, ...], Table] = {}
     for title, label, of_case in titled((row.case, row) for row in rows):
         headings = [row.heading for row in of_case]

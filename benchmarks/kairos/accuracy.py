@@ -1,17 +1,17 @@
-"""Beyond Kairos: hardware and variants in one plan, beside hardware first.
+"""Beyond Kairos: hardware and variants in one plan, compared with hardware first.
 
-Accuracy tiers under a cost budget of $2.5/h (`ray_slo.planning.tiers`). Three variants of each
-model, **made up**: the model of `zoos/kairos_ec2.csv`, and two that take half and a quarter of its
-time per item (the fixed part stays), at 99 and 97 % of its accuracy. Demand is in multiples of what
-the best pool for the full model may be planned for.
+Accuracy tiers under a cost budget of $2.5/h (`ray_slo.planning.tiers`). Each model has three
+**made-up** variants: the model of `zoos/kairos_ec2.csv`, and two that take half and a quarter of
+its time per item. (The fixed part stays.) These have 99 and 97 % of its accuracy. Demand is in
+multiples of what the best pool for the full model can be planned for.
 
-* *hardware first*: the pool that `kairos` plans for the full model, and then the best variant for
-  each of its instances (the same program, with the instances given);
-* *together*: instances and variants in one plan; *with batches*: of up to 8 requests, too.
+* *hardware first*: the pool that `kairos` plans for the full model. Then the best variant for each
+  of its instances is chosen, by the same program with the instances given.
+* *together*: instances and variants in one plan. *with batches*: with batches of up to 8, too.
 
-*accuracy*, *cost*, *served*: as planned. *simulated*, *bad*: accuracy of the good requests, and the
-share that is late or dropped, in simulation under the `kairos` policy, which knows no accuracies:
-it follows a plan only as far as what is rented leaves no choice.
+*Accuracy*, *cost* and *served* are those of the plan. *Simulated* and *bad* are the accuracy of the
+good requests, and the share that is late or dropped. They are simulated under the `kairos` policy,
+which ignores accuracies. So it follows a plan only where the rented instances leave no choice.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def run(quick: bool, seed: int) -> list[Row]:
 
 
 def variants(case: Case) -> list[Variant]:
-    """The model's tiers, by falling accuracy."""
+    """Return the model's variants, the most accurate first."""
     lines = {name: profile.fit_linear() for name, profile in case.profiles().items()}
     return [
         Variant(
@@ -93,7 +93,7 @@ def simulated(
     requests: int,
     seed: int,
 ) -> tuple[float | None, float]:
-    """Accuracy of the good requests, percent, and the share that is not good, at the demand."""
+    """Simulate; return the accuracy of good requests in percent, and the share of the others."""
     workers = [
         Worker(f"{a.type}-{a.variant}-{i}", a.type, frozenset({a.variant}))
         for a in plan.assignments
@@ -113,7 +113,7 @@ def simulated(
 
 
 def text(plan: tiers.Plan) -> str:
-    """full/half/quarter instances of each type of Table 4 that is rented."""
+    """Return the number of full/half/quarter instances of each rented type of Table 4."""
     return " ".join(
         f"{name.split('.')[0]} "
         + "/".join(

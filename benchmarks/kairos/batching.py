@@ -1,10 +1,11 @@
-"""Beyond Kairos: batches across requests inside the matching.
+"""Beyond Kairos: batches of several requests in the matching.
 
-This is `Kairos(batch=True)`. The paper serves one request at a time. A GPU spends much of its time
-on what a batch costs whatever its size, so waiting requests may join one that is sent. Pools: the
-homogeneous one, what the planner chooses (its bounds know nothing of batches), and the best of
-those with the highest bounds for each number of base instances. How much is gained depends on the
-fixed part of a GPU's latency, 35 to 40 % of that of the largest request in our synthetic set.
+This is `Kairos(batch=True)`. The paper serves one request at a time. Part of a GPU's time for a
+batch does not depend on its size, so waiting requests may join one that is dispatched. The pools
+are the homogeneous one, the planner's choice, and the best of some others. These have the highest
+bounds for each number of base instances. The planner's bounds ignore batches. The gain depends on
+the fixed part of a GPU's latency. In our synthetic set it is 35 to 40 % of the latency of the
+largest request.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Mixed pools beside the best homogeneous one, under first come, first served.
+"""Mixed pools compared with the best homogeneous one, under first come, first served.
 
-Mixed pools are not always better. RM2, $2.5/h. Pools are (g4dn.xlarge, c5n.2xlarge, r5n.large) as
-in the paper, which prints that (3, 1, 3) has 15 % more throughput than the homogeneous pool (scaled
-up to the budget) and that the two others have less. (1, 4, 2) is over the budget. Beside it the
-same pools under Kairos' policy. Each is over the homogeneous pool under the same policy.
+Mixed pools are not always better. The model is RM2, the budget $2.5/h. Pools are (g4dn.xlarge,
+c5n.2xlarge, r5n.large), as in the paper. It prints that (3, 1, 3) has 15 % more throughput than the
+homogeneous pool, scaled up to the budget. The two others have less. (1, 4, 2) exceeds the budget.
+The same pools are also run under Kairos' policy. Each figure is relative to the homogeneous pool
+under the same policy.
 
-First come, first served knows no sizes: an auxiliary instance is given requests that it is too slow
-for. What the figure shows is therefore a matter of two shares: *at risk* is the share of the
-requests that fall on such an instance if all instances are as busy as they can be. Above the 1 %
-that may be late, a pool cannot use its auxiliary instances, and the smaller the part of the base in
-it, the less it serves. One late request in a hundred is a rare event: runs with `--quick` are too
-short to tell the pools apart.
+First come, first served ignores sizes, so auxiliary instances get requests for which they are too
+slow. *At risk* is the share of the requests that go to such an instance if all instances are always
+busy. 1 % may be late. Above that, a pool cannot use its auxiliary instances; then a pool with fewer
+base instances serves less. Late requests are rare, so `--quick` runs are too short to compare
+pools.
 """
 
 from __future__ import annotations
@@ -58,8 +58,10 @@ def run(quick: bool, seed: int) -> list[Row]:
 
 
 def at_risk(case: systems.Case, counts: Configuration) -> float:
-    """Share of the requests that are too large for where they go, if chance sends them anywhere
-    and every instance is busy all the time."""
+    """Return the share of the requests that are too large for the instance that they go to.
+
+    Assumes that chance chooses the instance, and that every instance is always busy.
+    """
     sizes = case.sizes.quantiles((np.arange(2000) + 0.5) / 2000)
     served, late = 0.0, 0.0
     for name, n in counts.items():

@@ -1,13 +1,13 @@
 """Evaluations that every scheme needs to find its best configuration.
 
-All schemes search as Kairos+ does, by falling upper bound with pruning; `evaluated` is the share of
-the space that was evaluated until nothing was left. *Kairos+* stops with a margin of 1 % (see
-`ray_slo.planning.kairos.search`); *Kairos+, certain* goes on until the true bounds prove the
-optimum; peers search with certainty, as their policies attain anything but a fixed share of a
-bound. `margin loss` is what the margin gave away; every configuration of the space is then tried
-at 1 % more than Kairos+ found. DeepRecSys' threshold is the size that the
-weakest auxiliary type rented can serve in time. Peers search for RM2 only, as they evaluate most of
-the space. With `--quick`, the budget is $1.3/h.
+All schemes search as Kairos+ does: by falling upper bound, with pruning. `evaluated` is the share
+of the space that was evaluated until no candidate was left. *Kairos+* stops with a margin of 1 %
+(see `ray_slo.planning.kairos.search`). *Kairos+, certain* continues until the true bounds prove the
+optimum. Peers search with certainty, as their policies reach no fixed share of a bound. `margin
+loss` is the throughput lost by the margin. Then every configuration of the space is tried at 1 %
+more than Kairos+ found. DeepRecSys' threshold is the size that the weakest rented auxiliary type
+can serve in time. Peers search for RM2 only, because they evaluate most of the space. With
+`--quick`, the budget is $1.3/h.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Kairos+ beside random, genetic, annealing and Bayesian search.
+"""Kairos+ compared with random, genetic, annealing and Bayesian search.
 
-How many configurations are evaluated until the best one (within 0.5 %) is. The best is known from
-the search with certainty. Random searches: the median of several seeds. All skip
-sub-configurations of what they evaluated. With `--quick`, the budget is $1.3/h.
+The rows count the configurations that are evaluated until the best one, or one within 0.5 % of it,
+is found. The best is known from the search with certainty. Random searches have the median of
+several seeds. All searches skip sub-configurations of those that they evaluated. With `--quick`,
+the budget is $1.3/h.
 """
 
 from __future__ import annotations

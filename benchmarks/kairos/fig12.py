@@ -1,10 +1,10 @@
 """The size distribution changes: throughput over the first 20 evaluations.
 
-RM2's sizes change from log-normal to Gaussian. Before the change all run what Kairos planned for
-log-normal sizes. *0*: the throughput of that pool after the change; *1*, *5*, …: of the best
-configuration after as many evaluations, over the homogeneous pool. Kairos evaluates none: its new
-configuration is there at 1. Ribbon and CLKWRK search with Bayesian optimisation, Kairos+ by its
-bounds.
+RM2's sizes change from log-normal to Gaussian. Before the change, all schemes have the pool that
+Kairos planned for log-normal sizes. *0*: throughput of that pool after the change. *1*, *5*, …:
+that of the best configuration after so many evaluations. All figures are relative to the
+homogeneous pool. Kairos evaluates none, so its new configuration is there at 1. Ribbon and CLKWRK
+use Bayesian optimisation, Kairos+ its bounds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Upper bounds beside the throughput reached, of the highest bounds.
+"""Upper bounds and measured throughput of the configurations with the highest bounds.
 
-The paper: the best configuration is always among its top ten by Equation 15, and throughput follows
-the bounds. Rank correlation (Spearman) over the configurations tried: those with the highest
-bounds by either, the star is the planner's choice.
+In the paper, the best configuration is always among the top ten by Equation 15, and throughput
+follows the bounds. The rank correlation (Spearman) is over the configurations tried: those with the
+highest bounds by either method. The star marks the planner's choice.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ASKED = [
         "rank of the best by Eq. 15",
         "≤",
         10,
-        "of latencies that were fitted, not published",
+        "these latencies were fitted, not published",
     )
 ]
 

@@ -1,7 +1,7 @@
 """The same pools under every query distribution.
 
-The pools are Kairos' best configurations of RM2. Over ORACLE's best throughput (the dashed line of
-the paper), in percent. A good configuration is one only together with a policy that uses it.
+The pools are Kairos' best configurations for RM2. Figures are in percent of ORACLE's best
+throughput (the dashed line in the paper). A configuration is only good with a policy that uses it.
 """
 
 from __future__ import annotations

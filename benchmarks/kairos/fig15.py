@@ -1,7 +1,7 @@
 """Four times the budget; SLOs 20 % longer.
 
-(a) $10/h; (b) $2.5/h. Throughput of the chosen pool over the homogeneous one, scaled up to the
-budget.
+(a) has a budget of $10/h. (b) has SLOs 20 % longer, at $2.5/h. The rows have the throughput of the
+chosen pool over the homogeneous one, scaled up to the budget.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Gaussian sizes; noisy latencies, learned online.
 
-(b) Latencies vary by 5 %. The paper does not say which Gaussian. Ours has the mean of the
-log-normal sizes, 144, and a standard deviation of 72. *Mean 250*: with larger requests (250 ± 100),
-not even the upper bound of a mixed pool is much above the homogeneous one on our latencies.
+(b) Latencies vary by 5 %. The paper does not say which Gaussian it uses. Ours has the mean of the
+log-normal sizes, 144, and a standard deviation of 72. *Mean 250* has larger requests (250 ± 100).
+There, even the upper bound of a mixed pool is not much above the homogeneous one on our latencies.
 
-Throughput of the chosen pool over the homogeneous one, scaled up to the budget. *Learned*: the
-policy begins with a straight line through latencies that are 30 % too long, and learns from what
-it sees. (The paper's policy always learns; ours is told the latencies elsewhere.)
+The rows have the throughput of the chosen pool over the homogeneous one, scaled up to the budget.
+*Learned*: the policy starts with a linear fit of latencies that are 30 % too long, and learns from
+what it measures. (The paper's policy always learns; ours is told the latencies otherwise.)
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Exploring configurations by simulated annealing: how many are worse than homogeneous.
 
-The sizes have Ribbon's distribution. The paper leaves out what yields less than 20 requests/s and
-finds about 70 % of the rest worse than the homogeneous pool. We leave out what yields less than a
-third of it. All are served first come, first served, as in Figure 1, and nothing is pruned.
+The sizes have Ribbon's distribution. The paper leaves out configurations with less than 20
+requests/s, and finds about 70 % of the others worse than the homogeneous pool. We leave out those
+with less than a third of its throughput. All serve first come, first served, as in Figure 1, and
+nothing is pruned.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Four pools under every query distribution, and ORACLE.
 
-The model is RM2. Over the homogeneous pool's throughput. DeepRecSys has its best threshold in each
-pool.
+The model is RM2. Figures are relative to the homogeneous pool's throughput. DeepRecSys has its best
+threshold in each pool.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Every scheme at its best configuration, and ORACLE.
 
-Peers get the best of all configurations to which the budget lets nothing be added (DeepRecSys its
-best threshold, too; Ribbon any configuration), Kairos what the planner picks unseen, Kairos+ what
-its search finds. "As printed" is the paper's query distribution, exactly, on Kairos' pool. ORACLE
-knows all requests beforehand (§7). With `--quick`, peers choose among a few.
+Peers have the best of all configurations to which the budget allows no addition. DeepRecSys also
+has its best threshold, and Ribbon may have any configuration. Kairos has the planner's choice
+without trying it, Kairos+ the result of its search. "As printed" is the paper's exact query
+distribution on Kairos' pool. ORACLE knows all requests beforehand (§7). With `--quick`, peers
+choose among a few.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def run(quick: bool, seed: int) -> list[Row]:
             [*systems.space(case)[0][:3], {systems.BASE: count}] if quick else systems.maximal(case)
         )
         found: dict[str, tuple[float, str]] = {}
-        # Under Ribbon more instances may serve less: it uses them for what they are too slow for.
+        # Under Ribbon, more instances may serve less, because too slow ones get requests, too.
         every = candidates if quick else systems.space(case)[0]
         for name, policy, among in (
             ("Ribbon", systems.RIBBON, every),

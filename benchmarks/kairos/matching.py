@@ -1,9 +1,9 @@
 """Time of a matching, scipy alone and end to end in the policy.
 
-*Policy*: requests arrive all at once, the decision is made; everything from the call of
-`requests_arrived` to the returned actions. *scipy*: `linear_sum_assignment` on as large a matrix of
-costs. The best of several runs, as machines have other things to do. The paper gives 0.05 ms for
-20 × 20, network included, and "well within 1 ms" for hundreds of queries.
+*Policy*: requests arrive all at once, and the decision is made. The time is from the call of
+`requests_arrived` to the returned actions. *scipy*: `linear_sum_assignment` on a cost matrix of the
+same size. Times are the shortest of several runs, as other programs may run on the machine. The
+paper gives 0.05 ms for 20 × 20, network included, and "well within 1 ms" for hundreds of queries.
 """
 
 from __future__ import annotations

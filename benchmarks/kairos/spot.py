@@ -1,20 +1,20 @@
-"""Beyond Kairos: spot beside on-demand instances, with interruptions.
+"""Beyond Kairos: spot and on-demand instances, with interruptions.
 
-Spot instances (`ray_slo.planning.spot`) are taken to cost 35 % of the price on demand, and to be
-interrupted as often as a case says; another takes the place of one after 3 minutes. Under $2.5/h:
+We assume that spot instances (`ray_slo.planning.spot`) cost 35 % of the on-demand price, and are
+interrupted at the rate of the case. A replacement is there after 3 minutes. The budget is $2.5/h:
 
-* *on demand*: what `kairos` plans without spot instances;
-* *spot*: what the planner rents, with interruptions in the bound and enough on demand for large
-  requests, and the policy prefers those in an overload (`pick="scarce"`);
-* *careless*: the same planner, told that nothing is ever interrupted and that nothing must survive,
-  under the default policy.
+* *on demand*: the plan of `kairos` without spot instances.
+* *spot*: the planner's choice. Its bound includes interruptions, and it has enough on-demand
+  instances for large requests. In overload, the policy prefers these requests (`pick="scarce"`).
+* *careless*: the same planner under the default policy. It assumes that nothing is interrupted, and
+  that nothing must survive.
 
-*undisturbed*: throughput in simulation without interruptions; *interrupted*: with them, which
-includes everything that is lost or late because of them (at most 1 %). *large in time*: of the
-requests that only the base serves in time, the share answered in time while all spot instances are
-gone at once, under the load that the pool sustains otherwise. The simulation's clock runs fast: a
-replacement takes 30 SLOs, and as many of those pass between interruptions as in 3 minutes; what an
-interruption itself costs, one request served anew, weighs more than it would.
+*Undisturbed*: simulated throughput without interruptions. *Interrupted*: with them, including all
+requests that are lost or late because of them (at most 1 %). *Large in time*: considers the
+requests that only the base serves in time. It is the share answered in time while all spot
+instances are gone at once, under the load that the pool otherwise sustains. The simulation's clock
+is fast: a replacement takes 30 SLOs. The time between interruptions is scaled by the same factor.
+The cost of an interruption itself, one request that is served again, weighs more than in reality.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def run(quick: bool, seed: int) -> list[Row]:
 
 
 def market(case: Case, per_hour: float) -> kairos.Problem:
-    """The case's problem with spot instances of every type."""
+    """Return the problem of a case, with spot instances of every type."""
     spot_too = {"interruptions_per_hour": per_hour}
     types = [
         t.model_copy(update={**spot_too, "spot_price_per_hour": PRICE * t.price_per_hour})
@@ -93,7 +93,7 @@ def market(case: Case, per_hour: float) -> kairos.Problem:
 
 
 def interruptible(chosen: spot.SpotPlan) -> list[str]:
-    """Ids of the workers in the case's cluster that are spot instances."""
+    """Return the ids of the workers in the case's cluster that are spot instances."""
     return [
         f"{name}-{chosen.on_demand.get(name, 0) + i}"
         for name, n in chosen.spot.items()
@@ -104,7 +104,7 @@ def interruptible(chosen: spot.SpotPlan) -> list[str]:
 def interruptions(
     case: Case, chosen: spot.SpotPlan, there: float, span_s: float, seed: int
 ) -> list[WorkerEvent]:
-    """Every spot instance leaves at random, and joins again when another took its place."""
+    """Return events: every spot instance leaves at random, and joins when it is replaced."""
     rng = np.random.default_rng([seed, 1])
     away = REPLACEMENT_SLOS * case.slo_s
     events = []
@@ -121,8 +121,10 @@ def interruptions(
 def storm(
     case: Case, chosen: spot.SpotPlan, policy: Policy, rate: float, quick: bool, seed: int
 ) -> float:
-    """Share of the large requests that arrive while all spot instances are gone and are answered
-    in time; the first few SLOs, in which queues change, left out."""
+    """Return the share in time of large requests that arrive while all spot instances are gone.
+
+    The first few SLOs, in which queues change, are left out.
+    """
     begin = 20 * case.slo_s
     end = begin + STORM_SLOS * case.slo_s / (3 if quick else 1)
     events = [
@@ -144,7 +146,7 @@ def storm(
 
 
 def reach(case: Case, chosen: spot.SpotPlan) -> int:
-    """The largest request that an auxiliary instance of the pool serves in time."""
+    """Return the size of the largest request that an auxiliary instance can serve in time."""
     within: Configuration = {
         n: case.profiles()[n].max_batch_within(0.98 * case.slo_s) for n in chosen.counts
     }

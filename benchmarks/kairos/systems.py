@@ -1,8 +1,9 @@
-"""What the Kairos programs share: models, pools, size distributions, throughput of a pool, ORACLE.
+"""Code that the Kairos programs share: models, pools, sizes, throughput of a pool, ORACLE.
 
-Latencies are `zoos/kairos_ec2.csv`: a synthetic set with the paper's structure (see the README
-there), so ratios between pools are the set's as much as the systems'. Sizes follow a log-normal
-whose mean, 144, is near the 165 of DeepRecSys' default, or a Gaussian of the same mean; up to 1000.
+Latencies are those of `zoos/kairos_ec2.csv`, a synthetic set with the paper's structure (see the
+README there). So ratios between pools depend on that set as well as on the systems. Sizes are
+log-normal with mean 144, near the 165 of DeepRecSys' default, or Gaussian with the same mean. They
+are at most 1000.
 
 *Allowable throughput*: the largest Poisson rate at which at most 1 % of the requests are late or
 dropped (99th percentile within the SLO).
@@ -50,7 +51,7 @@ def drs(threshold: int) -> Policy:
 
 @dataclass(frozen=True)
 class Case:
-    """A model, what it is asked, and what may be spent on it."""
+    """A model with its sizes, its budget in dollars per hour, and a factor on its SLO."""
 
     model: str
     sizes: Distribution = LOG_NORMAL
@@ -65,7 +66,7 @@ class Case:
         return zoo()[self.model][1]
 
     def problem(self, **kwargs: Any) -> kairos.Problem:
-        """As a planner sees it, with 2000 quantiles for the recent sizes."""
+        """Return the planner's problem, with 2000 quantiles as recent sizes."""
         quantiles = (np.arange(2000) + 0.5) / 2000
         return kairos.Problem(
             TYPES,
@@ -77,7 +78,7 @@ class Case:
         )
 
     def cluster(self, counts: Configuration, guess: float = 1.0) -> Cluster:
-        """The pool: base instances first; with latencies that are off by a factor `guess`."""
+        """Return the pool, base instances first, with latencies multiplied by `guess`."""
         profiles = self.profiles()
         if guess != 1:
             profiles = {name: p.scaled(guess) for name, p in profiles.items()}
@@ -96,7 +97,7 @@ class Case:
 
 @cache
 def zoo() -> Mapping[str, tuple[float, dict[str, LatencyProfile]]]:
-    """(SLO in seconds, profile by instance type) by model."""
+    """Return (SLO in seconds, profile by instance type) for each model."""
     read: dict[str, tuple[float, dict[str, LatencyProfile]]] = {}
     path = Path(__file__).parents[1] / "zoos" / "kairos_ec2.csv"
     with path.open(encoding="utf-8", newline="") as file:
@@ -108,7 +109,7 @@ def zoo() -> Mapping[str, tuple[float, dict[str, LatencyProfile]]]:
 
 
 def planned(problem: kairos.Problem, *how: Any) -> kairos.Plan:
-    """What the planner chooses, where there is something to choose."""
+    """Return the planner's choice; fails if there is none."""
     plan = kairos.plan(problem, *how)
     assert isinstance(plan, kairos.Plan)
     return plan
@@ -117,7 +118,7 @@ def planned(problem: kairos.Problem, *how: Any) -> kairos.Plan:
 def searched(
     problem: kairos.Problem, evaluate: Callable[[Configuration], float], **how: Any
 ) -> kairos.Found:
-    """What Kairos+ finds, where there is something to find."""
+    """Return the configuration that Kairos+ finds; fails if there is none."""
     found = kairos.search(problem, evaluate, **how)
     assert isinstance(found, kairos.Found)
     return found
@@ -128,7 +129,7 @@ def cost(counts: Configuration) -> float:
 
 
 def bound(case: Case, counts: Configuration) -> float:
-    """Fluid upper bound on the throughput of a pool, requests per second."""
+    """Return the fluid upper bound on the throughput of a pool, in requests per second."""
     row = np.array([[counts.get(t.name, 0) for t in TYPES]])
     return float(kairos.fluid_bounds(case.problem(), row)[0])
 
@@ -145,12 +146,12 @@ def throughput(
     guess: float = 1.0,
     **simulate_kwargs: Any,
 ) -> float:
-    """Allowable throughput of a pool, requests per second; 0 where some sizes are not served.
+    """Return the allowable throughput of a pool in requests/s; 0 if it cannot serve all sizes.
 
     Args:
-        requests: about as many arrive in a run.
-        start: first rate tried, as a share of the fluid bound.
-        guess: factor by which the latencies that the policy is told are wrong.
+        requests: approximate number of requests in a run.
+        start: first rate that is tried, as a share of the fluid bound.
+        guess: factor on the latencies that the policy is told; 1 is correct.
     """
     most = bound(case, counts)
     if most <= 0:
@@ -174,7 +175,7 @@ def throughput(
 
 
 def once_each(case: Case, **how: Any) -> Callable[[Configuration], float]:
-    """Throughput of a pool, which is found once, however often it is asked for."""
+    """Return a function for the throughput of a pool that remembers its results."""
     known: dict[str, float] = {}
 
     def found(counts: Configuration) -> float:
@@ -195,8 +196,10 @@ def sustains(
     requests: int = 4000,
     seed: int = 0,
 ) -> bool:
-    """Whether a pool passes a run at `rate`. One that has 5 % bad requests in the first eighth of
-    it, as most have that are too small, is not run any further."""
+    """Tell whether a pool passes a run at `rate`.
+
+    A short run comes first: with 5 % bad requests in it, as too small pools have, the pool fails.
+    """
     for part, most_bad in ((1 / 8, 0.05), (1.0, 0.01)):
         duration = part * requests / rate
         report = simulate(
@@ -215,9 +218,12 @@ def sustains(
 def homogeneous(
     case: Case, policies: Sequence[Policy] = (KAIROS, RIBBON), **kwargs: Any
 ) -> tuple[float, int]:
-    """Throughput of the base instances that the budget pays for, scaled up to all of it (§8.1),
-    and how many they are. First come, first served is as good as anything on equal instances, but
-    Kairos' policy is given to it as well, for its early drops: the best of `policies` counts."""
+    """Return the throughput of the base instances that the budget pays for, and their number.
+
+    The throughput is scaled up to the whole budget (§8.1), and is that of the best of `policies`.
+    On equal instances, no order is better than first come, first served. But Kairos' policy drops
+    early, so it is tried, too.
+    """
     price = CATALOGUE[BASE].price_per_hour
     count = int(case.budget / price)
     pool = {BASE: count}
@@ -226,8 +232,11 @@ def homogeneous(
 
 
 def oracle(case: Case, counts: Configuration, requests: int = 2000) -> float:
-    """ORACLE's throughput (§7): all requests are there from the start; a free base instance takes
-    the largest that is left, an auxiliary one the smallest, if in time. Requests per second."""
+    """Return ORACLE's throughput (§7) in requests per second.
+
+    All requests are there from the start. A free base instance takes the largest request that is
+    left. A free auxiliary one takes the smallest, if it can serve it in time.
+    """
     sizes = np.sort(case.sizes.quantiles((np.arange(requests) + 0.5) / requests)).tolist()
     profiles, slo = case.profiles(), case.slo_s
     free = [(0.0, i, t.name) for t in TYPES for i in range(counts.get(t.name, 0))]
@@ -249,13 +258,13 @@ def oracle(case: Case, counts: Configuration, requests: int = 2000) -> float:
 
 
 def best_oracle(case: Case, requests: int = 2000) -> tuple[float, Configuration]:
-    """The best ORACLE throughput of any configuration under the budget, and which."""
+    """Return the best ORACLE throughput of any configuration in the budget, and that one."""
     problem = case.problem(xi=1.0)
     counts = kairos.configurations([t.price_per_hour for t in TYPES], case.budget)
     bounds = kairos.fluid_bounds(problem, counts)
     best, chosen = 0.0, {}
     for i in np.argsort(-bounds).tolist():
-        # Beyond the bound there is only what a finite sequence rounds.
+        # ORACLE exceeds the bound only by rounding in a finite sequence.
         if bounds[i] * 1.02 <= best:
             break
         named = {t.name: int(n) for t, n in zip(TYPES, counts[i], strict=True) if n}
@@ -266,8 +275,10 @@ def best_oracle(case: Case, requests: int = 2000) -> tuple[float, Configuration]
 
 
 def space(case: Case) -> tuple[list[Configuration], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Configurations under the budget with a base instance, by falling fluid bound: as mappings,
-    as rows of counts, and their bounds."""
+    """Return the configurations with a base instance in the budget, by falling fluid bound.
+
+    Returns them as mappings and as rows of counts, and their bounds.
+    """
     counts = kairos.configurations([t.price_per_hour for t in TYPES], case.budget)
     bounds = kairos.fluid_bounds(case.problem(), counts)
     order = np.argsort(-bounds, kind="stable")
@@ -279,7 +290,7 @@ def space(case: Case) -> tuple[list[Configuration], np.ndarray[Any, Any], np.nda
 
 
 def maximal(case: Case) -> list[Configuration]:
-    """Those of `space` to which the budget lets nothing be added: fewer instances serve less."""
+    """Return those of `space` to which the budget allows no addition, as others serve less."""
     cheapest = min(t.price_per_hour for t in TYPES)
     return [c for c in space(case)[0] if cost(c) + cheapest > case.budget]
 
@@ -287,8 +298,10 @@ def maximal(case: Case) -> list[Configuration]:
 def best_of(
     case: Case, candidates: Sequence[Configuration], policy: Policy, **kwargs: Any
 ) -> tuple[float, Configuration]:
-    """The best throughput of `policy` on any of `candidates`, and on which. A candidate is searched
-    only if it passes a run at 1 % above the best so far."""
+    """Return the best throughput of `policy` on any of `candidates`, and that candidate.
+
+    A candidate is only searched if it passes a run at 1 % above the best so far.
+    """
     best, chosen = 0.0, candidates[0]
     limits = {k: v for k, v in kwargs.items() if k in ("requests", "seed")}
     for counts in candidates:
@@ -303,7 +316,7 @@ def best_of(
 def drs_best(
     case: Case, candidates: Sequence[Configuration], **kwargs: Any
 ) -> tuple[float, Configuration, int]:
-    """DeepRecSys at its best: a coarse choice of thresholds everywhere, then hill climbing."""
+    """Return DeepRecSys' best result: a coarse choice of thresholds, then hill climbing."""
     slo, profiles = case.slo_s, case.profiles()
     reaches = [profiles[t.name].max_batch_within(slo) for t in TYPES[1:]]
     starts = sorted({*reaches, min(reaches) // 2, min(reaches) * 3 // 4})
@@ -318,7 +331,7 @@ def drs_best(
 def quickest_ms(
     repeats: int, act: Callable[..., Any], prepare: Callable[[], tuple[Any, ...]] = tuple
 ) -> float:
-    """Milliseconds of the quickest `act(*prepare())`, without the preparation."""
+    """Return the shortest time of `act(*prepare())` in ms, without the preparation."""
     best_s = float("inf")
     for _ in range(repeats):
         prepared = prepare()
@@ -329,5 +342,5 @@ def quickest_ms(
 
 
 def text(counts: Configuration) -> str:
-    """(g4dn, c5n, r5n, t3), as the paper writes a configuration."""
+    """Return a configuration as the paper writes it: (g4dn, c5n, r5n, t3)."""
     return "(" + ", ".join(str(counts.get(t.name, 0)) for t in TYPES) + ")"

@@ -1,17 +1,18 @@
-"""Live on Ray Serve: attacks of clients and models, and what good clients see beside them.
+"""Live on Ray Serve: attacks by clients and models, and their effect on good clients.
 
-An application of two workers that sleep 20 + 4·b ms, two frontends, SLO 400 ms, over HTTP on
-loopback, by Serve's own proxy and by HAProxy. Good clients send 20 requests/s at random times;
-beside them another process attacks. A row per attack:
+The application has two frontends and two workers that sleep 20 + 4·b ms for a batch of b. The SLO
+is 400 ms. It runs over HTTP on loopback, with Serve's own proxy and with HAProxy. Good clients send
+20 requests/s with Poisson arrivals, while another process attacks. Each attack has a row:
 
-* *sent*, *answered in time*, *refused* (a typed error with its reason; by reason below), *other*
-  (anything else: a bare status of the proxy's, a closed connection, nothing within the time);
-* *refused, p99*: after how long, from the first byte of the request;
-* *good in time*: share of the good clients' requests of that time, the attack and 2 s after it;
-* *recovery*: from the attack's last reply until good requests are answered in time again;
-* *memory*: of proxies and replicas twenty seconds after it, as a multiple of before.
+* *sent*, *answered in time*, *refused*, *other*. Refused requests got a typed error with a reason.
+  Others got a proxy's error without a reason, a closed connection, or no reply in time.
+* *refused, p99*: seconds from the first byte of the request to the refusal.
+* *good in time*: share of the good requests in time, of those sent during the attack or in the 2 s
+  after it.
+* *recovery*: seconds from the attack's last reply until good requests are answered in time again.
+* *memory*: of proxies and replicas twenty seconds after the attack, as a multiple of before.
 
-Of the burst: *workers could*: requests that both workers can do in batches that end within the SLO.
+For a burst, *workers could* is how many requests both workers can complete within the SLO.
 
     python -m benchmarks live-attack [--mode ordinary] [--attacks burst,json] [--seed 1]
 """
@@ -47,33 +48,33 @@ from benchmarks.live.sleeper import Sleeper
 
 SOURCE = "ray-slo"
 ASKED = [
-    ("*, burst*", "answered in time", "≥", 162),  # 90 % of what the workers could do
+    ("*, burst*", "answered in time", "≥", 162),  # 90 % of what the workers can complete
     ("*, burst*", "refused, p99", "≤", 1.4),
     ("*burst*", "recovery", "≤", 1.0),
-    ("*, ?[!uR]*", "good in time", "≥", 99),  # beside all but the bursts
+    ("*, ?[!uR]*", "good in time", "≥", 99),  # all attacks except the bursts
     ("*, gRPC: ?[!u]*", "good in time", "≥", 99),
     ("*", "memory", "≤", 1.5),
 ]
 APP = "attacked"
-ALPHA_S, BETA_S = 0.004, 0.02  # of a batch
+ALPHA_S, BETA_S = 0.004, 0.02  # a batch of b takes ALPHA_S · b + BETA_S
 WORKERS = 2
-MAX_BATCH = 45  # half of the SLO: so long does a request with little time wait for one with a day
+MAX_BATCH = 45  # takes half the SLO: an urgent request waits no longer for a batch of patient ones
 SLO_S = 0.4
-RATE = 20.0  # of good requests
+RATE = 20.0  # requests per second of the good clients
 DAY_MS = 86_400_000
 MODES = (ORDINARY, HAPROXY)
-PROCESSES = rb"ServeReplica|ProxyActor"  # whose memory counts
+PROCESSES = rb"ServeReplica|ProxyActor"  # the processes whose memory is counted
 QUICK = ("burst", "json", "panic")
-HEARD_S = 20.0  # a client waits no longer
-SETTLED = 10  # good requests in a row, answered in time
+HEARD_S = 20.0  # a client gives up after this
+SETTLED = 10  # recovered: so many good requests in a row are answered in time
 
 
 class Panic(BaseException):
-    """As a Rust extension's `PanicException`."""
+    """A stand-in for `PanicException` of Rust extensions."""
 
 
 class Attacked(Sleeper):
-    """An item is a number, or an order: where to do what."""
+    """A sleeper whose item is a number, or an order: what to do, and in which hook."""
 
     def __init__(self) -> None:
         super().__init__(ALPHA_S, BETA_S)
@@ -96,7 +97,7 @@ class Attacked(Sleeper):
 
 
 def obey(item: Any, place: str) -> None:
-    """Do what an item orders done at this place."""
+    """Carry out an item's order if it is for this hook."""
     if not isinstance(item, dict) or item.get("in") != place:
         return
     what = item["do"]
@@ -110,18 +111,18 @@ def obey(item: Any, place: str) -> None:
         ctypes.string_at(0)
     if what == "sleep":
         time.sleep(5.0)
-    if what == "hold":  # Python's lock, for 3 s
+    if what == "hold":  # keep the GIL for 3 s
         ctypes.PyDLL(None).usleep(3_000_000)
     if what == "memory":
         bytearray(500 * 2**20)
 
 
-# -- attackers: processes of their own -------------------------------------------------------
+# -- attackers, which are separate processes -------------------------------------------------
 
 
 @dataclass
 class Reply:
-    """What came back; times from the first byte of the request, seconds. `status` 0: nothing."""
+    """One reply. Seconds count from the request's first byte. `status` is 0 if nothing came."""
 
     took_s: float
     status: int
@@ -131,7 +132,7 @@ class Reply:
 def at_once(
     port: int, requests: list[bytes], heard_s: float = HEARD_S, waves: int = 1
 ) -> list[Reply]:
-    """Send all requests at once, each on a connection of its own."""
+    """Send requests in waves, each wave at once and each request on a connection of its own."""
     replies = []
     for wave in np.array_split(np.arange(len(requests)), waves):
         replies += _wave(port, [requests[i] for i in wave], heard_s)
@@ -215,7 +216,7 @@ def flood(port: int, seed: int) -> list[Reply]:
 
 
 def bombs(port: int, seed: int) -> list[Reply]:
-    """Six clients at once, three times: as large as the body may be, and as the JSON may be."""
+    """Send 18 bodies of nested empty lists at once: six of each of three sizes up to 15 MiB."""
     requests = []
     for megabytes in (15.0, 7.9, 2.9):
         body = b"[" + b"[]," * int(megabytes * 2**20 / 3 - 2) + b"[]]"
@@ -234,7 +235,7 @@ def large(port: int, seed: int) -> list[Reply]:
 
 
 def slow_bodies(port: int, seed: int) -> list[Reply]:
-    """Heads that promise more than comes."""
+    """Send requests whose bodies are shorter than their content-length."""
     return at_once(port, [post(1, body=b"1" * 99)[:-9]] * 500, heard_s=6.0)
 
 
@@ -260,11 +261,11 @@ def ordered(place: str, what: str, count: int, gap_s: float = 0.0) -> Callable[.
     return attack
 
 
-# -- over gRPC: the port is that of HTTP and one more ------------------------------------------
+# -- attacks over gRPC, on the port after that of HTTP -----------------------------------------
 
 
 def calls_at_once(port: int, requests: list[Any], heard_s: float = HEARD_S) -> list[Reply]:
-    """Call `Infer` with all of them at once, on 20 connections."""
+    """Call `Infer` with all requests at once, over 20 connections."""
     import grpc
 
     from ray_slo.serve.grpc import InferenceStub, reported
@@ -276,7 +277,7 @@ def calls_at_once(port: int, requests: list[Any], heard_s: float = HEARD_S) -> l
         except grpc.aio.AioRpcError as error:
             reason = reported(error).get("reason", "")
             number, _ = error.code().value
-            status = 503 if reason else 900 + number  # of gRPC's own
+            status = 503 if reason else 900 + number  # 900 + gRPC's code where there is no reason
         replies[slot] = Reply(time.monotonic() - began, status, reason)
 
     async def attack() -> list[Reply]:
@@ -326,12 +327,12 @@ def grpc_ordered(place: str, what: str, count: int) -> Callable[..., list[Reply]
 
 @dataclass(frozen=True)
 class Attack:
-    """What is done to the service.
+    """An attack.
 
     Attributes:
-        says: what, in a few words.
-        run: does it, in a process of its own.
-        slo_s: of its requests.
+        says: what it is, in a few words.
+        run: carries it out, in a separate process.
+        slo_s: SLO of its requests.
     """
 
     says: str
@@ -371,7 +372,7 @@ ATTACKS = {
 
 
 def _attack(name: str, port: int, seed: int, pipe: Any) -> None:
-    os.nice(19)  # it would be on other machines; Ray gives its workers 15
+    os.nice(19)  # attackers are other machines; Ray's workers have niceness 15
     pipe.send(ATTACKS[name].run(port, seed))
 
 
@@ -379,10 +380,10 @@ def _attack(name: str, port: int, seed: int, pipe: Any) -> None:
 
 
 class Good(Clients):
-    """Requests at random times."""
+    """Good HTTP clients, with Poisson arrivals."""
 
     def __init__(self, port: int, seed: int) -> None:
-        self.seen: list[tuple[float, float, str]] = []  # sent, seconds it took, what came
+        self.seen: list[tuple[float, float, str]] = []  # (when sent, seconds it took, outcome)
         url = f"http://127.0.0.1:{port}/"
         super().__init__(url, RATE, seed, heard_s=HEARD_S, force_close=True)
 
@@ -398,7 +399,7 @@ class Good(Clients):
         self.seen.append((sent, time.monotonic() - sent, came))
 
     def in_time(self, since: float, until: float) -> tuple[float, Counter[str]]:
-        """Share of those sent in that time, and what came of the others."""
+        """Return the share in time of the requests sent then, and the outcomes of the others."""
         seen = [(took, what) for sent, took, what in list(self.seen) if since <= sent < until]
         good = [what == "ok" and took <= SLO_S for took, what in seen]
         bad = Counter(
@@ -409,7 +410,7 @@ class Good(Clients):
         return sum(good) / max(len(good), 1), bad
 
     def recovery_s(self, since: float) -> float:
-        """Until the first of `SETTLED` in a row that were in time; infinity: there are none."""
+        """Return the seconds until `SETTLED` good requests in a row are in time, or infinity."""
         run: list[float] = []
         for sent, took, what in sorted(self.seen):
             if sent >= since:
@@ -424,7 +425,7 @@ class Good(Clients):
 
 @dataclass
 class Seen:
-    """What became of an attack and of the good requests beside it."""
+    """What became of an attack, and of the good requests meanwhile."""
 
     mode: str
     name: str
@@ -467,7 +468,7 @@ class Seen:
 
 
 def most_within(time_s: float) -> int:
-    """Requests that a worker can do in that time, in as few batches as may be."""
+    """Return the largest number of requests that one worker can complete in this time."""
     full, rest_s = divmod(time_s, BETA_S + ALPHA_S * MAX_BATCH)
     return MAX_BATCH * int(full) + max(math.floor((rest_s - BETA_S) / ALPHA_S), 0)
 
@@ -476,9 +477,12 @@ chosen = partial(some_of, ATTACKS, "attack")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--mode", choices=MODES, help="only this one")
+    parser.add_argument("--mode", choices=MODES, help="run only in this mode of Serve")
     parser.add_argument(
-        "--attacks", type=chosen, metavar="A,B", help=f"only these, of {', '.join(ATTACKS)}"
+        "--attacks",
+        type=chosen,
+        metavar="A,B",
+        help=f"run only these attacks, out of {', '.join(ATTACKS)}",
     )
 
 
@@ -492,7 +496,10 @@ def run(
 
 
 def attacked(mode: str, quick: bool, seed: int, names: list[str]) -> list[Row]:
-    """In this process: a cluster in a mode, and one attack after another."""
+    """Serve the application, attack it with one attack after another, and return the rows.
+
+    Runs in a process of its own, in whose environment the mode is set.
+    """
     rows: list[Row] = []
     with serving(quick) as port:
         for number, name in enumerate(names):
@@ -504,7 +511,7 @@ def attacked(mode: str, quick: bool, seed: int, names: list[str]) -> list[Row]:
 
 @contextlib.contextmanager
 def serving(quick: bool) -> Iterator[int]:
-    """The application on a Ray of its own; the port of its proxy."""
+    """Serve the application on a Ray cluster of its own; yield the port of its HTTP proxy."""
     import ray
     from ray import serve
 
@@ -540,7 +547,7 @@ def serving(quick: bool) -> Iterator[int]:
 
 
 def two_free_ports() -> int:
-    """The first of two in a row that Ray and the system give to nobody else."""
+    """Return a free port whose successor is free, too."""
     from ray_slo.serve.proxy.modes import free_ports
 
     while True:
@@ -551,7 +558,7 @@ def two_free_ports() -> int:
 
 
 def strike(mode: str, name: str, port: int, seed: int, quick: bool) -> Seen:
-    """One attack, with good requests before, beside and after."""
+    """Carry out one attack, with good requests before, during and after it."""
     before_s, after_s, rest_s = (1.0, 2.0, 0.0) if quick else (4.0, 10.0, 10.0)
     good = Good(port, seed)
     try:

@@ -1,20 +1,21 @@
-"""Live on Ray Serve: faults under load, and what callers see: lost, duplicated, recovery.
+"""Live on Ray Serve: faults under load: what callers see, and how long recovery takes.
 
-Poisson arrivals over HTTP at an application whose workers sleep, as a worker of an accelerator does
-while it computes; then, at a time drawn from the seed, a fault. A row each:
+Poisson arrivals go over HTTP to an application whose workers sleep, as the host of an accelerator
+does while it computes. A fault strikes at a random time, drawn from the seed. Each fault has a row:
 
-* *in flight*: requests that were not answered when it struck;
-* *refused*: a typed error with its reason (the reasons stand below);
-* *lost*: neither an answer nor a typed error. *Overdue*: one of them, but more than a second after
-  the deadline. *Duplicated*: answers that came a second time, or to somebody else: every request
-  carries a number of its own, which the model's answer repeats;
-* *run twice*: requests whose batch was run to its end more than once, as workers write down what
-  they have run. A worker that died with its results makes that right: it is answered once;
-* *late*: answered after its deadline;
-* *recovery*: from the fault to the start of the first full second in which the share of requests
-  answered in time is back to 95 % of what it was before; 0 where it never fell below.
+* *in flight*: requests that were not answered yet when the fault struck.
+* *refused*: requests that got a typed error with a reason (a table below counts the reasons).
+* *lost*: requests that got neither an answer nor a typed error. *Overdue*: these came, but more
+  than one second after the deadline. *Duplicated*: answers that came twice, or to another caller.
+  Every request has a number, which the model's answer repeats.
+* *run twice*: requests whose batch was completed more than once; workers record what they have run.
+  This is right if a worker died with its results. The caller still gets one answer.
+* *late*: requests that were answered after their deadline.
+* *recovery*: seconds until the share of requests in time is back at 95 % of its value before the
+  fault. It ends at the start of the first full second with that share, and is 0 if the share never
+  fell below.
 
-By Serve's proxies, and by HAProxy (`haproxy`).
+All faults run with Serve's proxies, and again with HAProxy (`haproxy`).
 
     python -m benchmarks live-chaos [--mode haproxy] [--faults worker,frontend] [--out DIR]
 """
@@ -55,19 +56,19 @@ SCHEDULER = f"{APP}#sleeper"
 FRONTENDS = f"SERVE_REPLICA::{SCHEDULER}#"
 PLANNER = f"{APP}#grouped##planner"
 WORKERS = f"SERVE_REPLICA::{SCHEDULER}-worker#"
-GRACE_S = 1.0  # after its deadline, within which a caller must have heard something
+GRACE_S = 1.0  # a caller must have an answer or an error within this time after the deadline
 RATE = 40.0
-ALPHA_S, BETA_S = 0.004, 0.08  # of a batch
-DELAY = "CoreWorkerService.grpc_server.PushTask=5000:50000"  # microseconds
+ALPHA_S, BETA_S = 0.004, 0.08  # a batch of b takes ALPHA_S · b + BETA_S
+DELAY = "CoreWorkerService.grpc_server.PushTask=5000:50000"  # from 5,000 to 50,000 µs
 QUICK = ("worker", "scheduler")
 WINDOW_S, BACK = 1.0, 0.95
-LARGE_KB = 256  # goes through the object store
-PATIENCE_S = 40.0  # with the recovery
-UNHEARD_S = 10.0  # after its deadline a client hangs up
+LARGE_KB = 256  # size of a payload that goes through the object store
+PATIENCE_S = 40.0  # longest wait for the recovery
+UNHEARD_S = 10.0  # a client hangs up this long after the deadline
 
 
 class Ordered(Sleeper):
-    """An item is a number; or a number and an order: how long to hang, how much to carry."""
+    """A sleeper whose item is a number, or a number with orders: seconds to hang, kB to carry."""
 
     def __init__(self, runs: str, release: int = 1) -> None:
         super().__init__(ALPHA_S, BETA_S)
@@ -91,15 +92,19 @@ class Ordered(Sleeper):
     def __call__(self, items: list[Any]) -> list[Any]:
         super().__call__(items)
         time.sleep(max(hang_s for _, hang_s, _ in items))
-        with (self.runs / str(os.getpid())).open("a") as file:  # outlives the process
+        with (self.runs / str(os.getpid())).open("a") as file:  # remains when the process is killed
             file.writelines(f"{number}\n" for number, _, _ in items if number >= 0)
         return [(number, self.release, load) for number, _, load in items]
 
 
 @dataclass
 class Asked:
-    """One request, in seconds of the client's clock. `reason`: of an answer, "answered"; of one
-    that brought none, the typed error's; "" for anything else, of which `said` tells."""
+    """One request; times are in seconds on the client's clock.
+
+    Attributes:
+        reason: "answered", or the reason of the typed error; empty if it got neither.
+        said: the response, or the client's error.
+    """
 
     at_s: float
     done_s: float = math.nan
@@ -118,7 +123,7 @@ class Asked:
 
     @property
     def lost(self) -> bool:
-        """Neither an answer nor a typed error, until the client hung up."""
+        """Whether it got neither an answer nor a typed error until the client hung up."""
         return not self.reason
 
     @property
@@ -131,7 +136,7 @@ class Asked:
 
 
 class Load(Clients):
-    """Requests over HTTP, each with a number of its own."""
+    """HTTP clients whose requests each have a unique number."""
 
     def __init__(
         self, url: str, seed: int, first: int, rate: float = RATE, kb: int = 0, path: str = ""
@@ -147,12 +152,12 @@ class Load(Clients):
         return sum(math.isnan(a.done_s) for a in list(self.asked.values()))
 
     def over(self) -> list[Asked]:
-        """Requests that were sent so long ago that they count as answered in time or not."""
+        """Return the requests whose SLO has ended by now."""
         now = time.monotonic()
         return [a for a in list(self.asked.values()) if a.at_s < now - SLO_S]
 
     def also(self, **order: Any) -> None:
-        """Send one more request, with an order in its item."""
+        """Send one more request, with orders in its item."""
         self._extra.append(order)
 
     def _due(self) -> Iterator[tuple[float, dict[str, Any]]]:
@@ -187,7 +192,7 @@ class Load(Clients):
 
 @dataclass
 class Seen:
-    """What became of the requests around one fault."""
+    """What became of the requests before, during and after one fault."""
 
     fault: str
     struck_s: float
@@ -235,7 +240,7 @@ class Seen:
 
     @property
     def said(self) -> str:
-        """One line, while the others are still to come."""
+        """One line for the log, which is printed when the fault is over."""
         recovery = "never" if self.recovery_s is None else f"{self.recovery_s:.1f} s"
         return (
             f"{self.in_flight} in flight, {self.sent} sent, {self.answered} answered, "
@@ -264,13 +269,13 @@ class Seen:
 
 
 def numbers_run(runs: Path) -> Iterator[int]:
-    """Every request that a worker has run to the end, as often as it did."""
+    """Yield the number of every request that a worker completed, once per run."""
     for file in runs.iterdir():
         yield from (int(line) for line in file.read_text().splitlines())
 
 
 def recovery(asked: list[Asked], struck_s: float) -> float | None:
-    """Seconds until the share answered in time is back; None if it never is."""
+    """Return the recovery time in seconds; None if the requests never recover."""
     before = [a.in_time for a in asked if a.at_s + SLO_S < struck_s]
     wanted = BACK * sum(before) / max(len(before), 1)
     last = max(a.at_s for a in asked) - WINDOW_S
@@ -284,15 +289,17 @@ def recovery(asked: list[Asked], struck_s: float) -> float | None:
     return None if fell else 0.0
 
 
-# -- the ground on which faults strike -----------------------------------------------------
+# -- the cluster that faults strike ------------------------------------------------------------
 
 
 @dataclass
 class Ground:
-    """A cluster with the application that is deployed there now.
+    """A cluster, and the application that is deployed on it now.
 
     Attributes:
-        hit: to be called right before a fault strikes.
+        deployed: name of the function that made the arguments of this application.
+        sent: number of requests that all faults together have sent.
+        struck: when the fault struck, and how many requests were in flight; set by `hit`.
     """
 
     cluster: Raylets
@@ -310,6 +317,7 @@ class Ground:
         return self.folder / "runs"
 
     def hit(self) -> None:
+        """Record that the fault strikes now; call this right before it does."""
         assert self.load is not None
         self.struck = (time.monotonic(), self.load.in_flight)
 
@@ -319,7 +327,7 @@ class Ground:
         return serve.get_app_handle(APP).slo_status.remote().result(timeout_s=10)
 
     def pids(self, prefix: str) -> list[int]:
-        """Of live actors whose names begin so."""
+        """Return the process ids of live actors whose names begin with `prefix`."""
         # `ray.util.state.list_actors` asks the dashboard, which these nodes run without.
         from ray._private.state import actors
 
@@ -330,7 +338,7 @@ class Ground:
         )
 
     def busy_worker(self) -> int:
-        """Process id of a worker with a batch in flight, if there is any."""
+        """Return the process id of a worker with a batch in flight, or of any if none has."""
         workers = self.status()["workers"]
         busy = sorted(w for w, s in workers.items() if s["batches_in_flight"]) or sorted(workers)
         return self.pids(f"{WORKERS}{self.rng.choice(busy)}")[0]
@@ -343,7 +351,7 @@ class Ground:
         serve.run(build_app(args), name=APP, route_prefix="/")
 
     def settle(self, within_s: float = 60.0) -> None:
-        """Wait until Serve has all the replicas that it wants, and the scheduler its workers."""
+        """Wait until all replicas run, and the scheduler knows all workers."""
         from ray import serve
 
         until = time.monotonic() + within_s
@@ -369,7 +377,7 @@ class Ground:
 
 
 def args(ground: Ground, **changes: Any) -> dict[str, Any]:
-    """The application: three workers, two frontends, so a scheduler of its own."""
+    """Return the usual application: three workers, and two frontends with a scheduler actor."""
     release = changes.pop("release", 1)
     workers = changes.pop("num_replicas", 3)
     env = changes.pop("env", None)
@@ -395,7 +403,7 @@ def model(ground: Ground, release: int = 1) -> dict[str, Any]:
 
 
 def grouped(ground: Ground) -> dict[str, Any]:
-    """Two groups and a planner; requests go to one of the models."""
+    """Return an application with a planner and two groups; requests go to one of its models."""
     cpu = {"default": {"num_replicas": 2, "ray_actor_options": {"num_cpus": 0.1}}}
     return {
         "models": {"sleeper": model(ground), "other": model(ground)},
@@ -417,16 +425,16 @@ def grouped(ground: Ground) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that goes wrong.
+    """A fault, and the application that it strikes.
 
     Attributes:
-        says: what, in a few words.
-        strike: does it; calls `Ground.hit` right before.
-        on: arguments of the application that it needs; None for the usual one.
-        after_s: how long the load goes on, from the fault.
-        mend: what is to be undone, whatever happened.
-        kb: of every payload.
-        path: of the model, where there are several.
+        says: what goes wrong, in a few words.
+        strike: causes the fault; calls `Ground.hit` right before.
+        on: makes the arguments of the application.
+        after_s: how long the load continues after the fault.
+        mend: undoes the fault, whatever happened.
+        kb: size of every payload.
+        path: HTTP path of the model, where there are several.
     """
 
     says: str
@@ -439,7 +447,7 @@ class Fault:
 
 
 def kill(prefix: str) -> Callable[[Ground], None]:
-    """`kill -9` of one of the actors whose names begin so."""
+    """Return a fault: SIGKILL for one of the actors whose names begin with `prefix`."""
 
     def strike(ground: Ground) -> None:
         pid = int(ground.rng.choice(ground.pids(prefix)))
@@ -477,7 +485,7 @@ def hang_batch(ground: Ground) -> None:
 
 
 def stop_scheduler(ground: Ground) -> None:
-    """Pulses: what the scheduler is told and says comes late, as much as 0.4 s."""
+    """Stop the scheduler several times, so that its messages are up to 0.4 s late."""
     [pid] = ground.pids(SCHEDULER)
     ground.hit()
     for _ in range(3 if ground.quick else 10):
@@ -501,7 +509,10 @@ def scale(ground: Ground) -> None:
 
 
 def fill_store(ground: Ground) -> None:
-    """More than the store holds, half of it in use, so that it can be neither evicted nor moved."""
+    """Put 1.5 times as much into the object store as it holds.
+
+    All of it stays referenced, so Ray cannot evict it.
+    """
     import ray
 
     size = 8 * 1024**2
@@ -535,25 +546,27 @@ def embedded(ground: Ground) -> dict[str, Any]:
 
 
 def delayed(ground: Ground) -> dict[str, Any]:
-    """Ray's own testing option: every call that an actor of ours is sent waits this long there."""
+    """Use Ray's own testing option: every call of our actors is delayed when it arrives."""
     return args(ground, env={"RAY_testing_asio_delay_us": DELAY})
 
 
 def faked_clock(ground: Ground) -> dict[str, Any]:
-    """Under libfaketime, which reads the offset of the wall clock from a file; monotonic clocks are
-    left alone."""
+    """Run under libfaketime, which reads the offset of the wall clock from a file.
+
+    Monotonic clocks remain as they are.
+    """
     (ground.folder / "clock").write_text("+0")
     env = {
         "LD_PRELOAD": str(faketime()),
         "FAKETIME_TIMESTAMP_FILE": str(ground.folder / "clock"),
-        "FAKETIME_CACHE_DURATION": "1",  # s; without, it reads the file whenever it is asked
+        "FAKETIME_CACHE_DURATION": "1",  # s; without it, every look at the clock reads the file
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
     }
     return args(ground, env=env)
 
 
 def on_two_nodes(ground: Ground) -> dict[str, Any]:
-    """Frontends and two workers on the head, two workers on another node."""
+    """Place the frontends and two workers on the head, and two workers on a second node."""
     if len(ground.cluster.nodes) < 2:
         ground.cluster.add(num_cpus=2, resources={"there": 2})
     here, there = ({"num_cpus": 0.1, "resources": {node: 0.1}} for node in ("here", "there"))
@@ -568,7 +581,10 @@ def on_two_nodes(ground: Ground) -> dict[str, Any]:
 
 
 def faketime() -> Path:
-    """The library of the package `libfaketime`.
+    """Return the path of the library in the package `libfaketime`.
+
+    Raises:
+        ModuleNotFoundError: the package is not installed.
 
     Raises:
         ModuleNotFoundError: it is not installed.
@@ -606,13 +622,18 @@ chosen = partial(some_of, FAULTS, "fault")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--faults", type=chosen, metavar="A,B", help=f"only these, of {', '.join(FAULTS)}"
+        "--faults",
+        type=chosen,
+        metavar="A,B",
+        help=f"cause only these faults, out of {', '.join(FAULTS)}",
     )
     parser.add_argument(
-        "--mode", choices=MODES, help="only this one; default: ordinary and haproxy"
+        "--mode",
+        choices=MODES,
+        help="run only in this mode of Serve; default: ordinary and haproxy",
     )
     parser.add_argument(
-        "--out", metavar="DIR", type=Path, help="write every request and its fate into this folder"
+        "--out", metavar="DIR", type=Path, help="write every request and its outcome to this folder"
     )
 
 
@@ -632,7 +653,10 @@ def run(
 
 
 def struck(mode: str, quick: bool, seed: int, names: list[str], out: Path | None) -> list[Row]:
-    """In this process: a cluster in a mode, and one fault after another."""
+    """Start a cluster, strike one fault after another, and return the rows.
+
+    Runs in a process of its own, in whose environment the mode is set.
+    """
     all_seen, before = [], listening()
     with ground_for(seed, quick) as ground:
         for name in names:
@@ -655,8 +679,8 @@ def struck(mode: str, quick: bool, seed: int, names: list[str], out: Path | None
 
 @contextlib.contextmanager
 def ground_for(seed: int, quick: bool) -> Iterator[Ground]:
-    """A cluster of our own, on which nothing is deployed yet."""
-    # Ray runs its workers at niceness 15: whatever else runs here would come first.
+    """Start a cluster on which nothing is deployed yet."""
+    # Ray runs its workers at niceness 15, so any other process on this machine would come first.
     os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
     with (
@@ -669,7 +693,7 @@ def ground_for(seed: int, quick: bool) -> Iterator[Ground]:
 
 
 def strike(ground: Ground, name: str) -> tuple[Seen, dict[int, Asked]]:
-    """One fault, under load."""
+    """Cause one fault under load; return its figures and all requests by number."""
     fault = FAULTS[name]
     if ground.deployed != (kind := fault.on.__name__):
         ground.deploy(fault.on(ground))
@@ -701,7 +725,7 @@ def rows(all_seen: list[Seen]) -> list[Row]:
 
 
 def write(out: Path, name: str, seen: Seen, asked: dict[int, Asked]) -> None:
-    """`FAULT.csv`: every request, by the time since the fault."""
+    """Write `FAULT.csv`: every request, with times in seconds since the fault."""
     import pandas as pd
 
     out.mkdir(parents=True, exist_ok=True)

@@ -1,14 +1,13 @@
-"""Several Ray nodes on this machine: a head and further raylets, each as a host of its own.
+"""A Ray cluster of several nodes on this machine: a head, and further raylets.
 
-`ray.cluster_utils.Cluster` is Ray's tool for its own tests; this module is its only user here.
-Every node has its own raylet, object store, resources, labels, environment and loopback address
-(127.0.0.2, 127.0.0.3, …), so that nothing listens beyond this machine. What they share with one
-another and not with real hosts: the CPUs, the file system and, unless `env` says otherwise, the
-clock.
+`ray.cluster_utils.Cluster` is Ray's tool for its own tests. Only this module uses it here. Every
+node has its own raylet, object store, resources, labels, environment and loopback address
+(127.0.0.2, 127.0.0.3, …). So nothing listens on an address that other machines can reach. Unlike
+real hosts, the nodes share the CPUs, the file system and, unless `env` says otherwise, the clock.
 
     with raylets({"num_cpus": 1}, {"num_cpus": 2, "resources": {"worker": 2}}) as cluster:
         serve.run(app)                     # answers at cluster.url
-        cluster.kill(cluster.nodes[1])     # as a lost machine
+        cluster.kill(cluster.nodes[1])     # as if the machine were lost
         cluster.add(num_cpus=2, resources={"worker": 2})
 """
 
@@ -28,8 +27,8 @@ from unittest import mock
 
 from ray_slo.serve.proxy.modes import free_ports
 
-OBJECT_STORE_BYTES = 100 * 1024**2  # Ray's least is 75 MiB
-# Ray's own notice a silent node after 15 s or more: long for a test, right for a real network.
+OBJECT_STORE_BYTES = 100 * 1024**2  # Ray needs at least 75 MiB
+# By default, Ray notices a silent node after 15 s or more. That suits a network; a test is shorter.
 QUICK_TO_NOTICE = {
     "health_check_initial_delay_ms": 1000,
     "health_check_period_ms": 1000,
@@ -43,9 +42,9 @@ class Raylet:
     """A node of the cluster.
 
     Attributes:
-        node_id: as `ray.nodes()` and `ray.get_runtime_context().get_node_id()` have it, in hex.
-        pid: of the raylet process.
-        address: its IP address.
+        node_id: as in `ray.nodes()` and `ray.get_runtime_context().get_node_id()`, in hex.
+        pid: process id of the raylet.
+        address: IP address.
     """
 
     node_id: str
@@ -59,7 +58,7 @@ class Raylets:
     """A running cluster; the first of `nodes` is the head.
 
     Attributes:
-        url: of Serve's HTTP proxy on the head, without a slash at the end.
+        url: address of Serve's HTTP proxy on the head, without a slash at the end.
         address: for `ray.init(address=…)` or `ray-slo --address` of another process.
     """
 
@@ -70,16 +69,16 @@ class Raylets:
     started: int = 0
 
     def add(self, **node: Any) -> Raylet:
-        """Start another raylet and wait until the cluster knows it.
+        """Start another raylet, and wait until the cluster knows it.
 
         Args:
             **node: `num_cpus`, `num_gpus`, `resources`, `labels`, `env` (variables of its raylet
-                and of all processes that this starts), `object_store_memory` in bytes.
+                and of all processes that the raylet starts), `object_store_memory` in bytes.
         """
         self.started += 1
         node.setdefault("object_store_memory", OBJECT_STORE_BYTES)
-        address = f"127.0.0.{1 + self.started}"  # Ray takes 127.0.0.1 for the public address
-        # Not Ray's own `env_vars`: it puts its LD_PRELOAD over that.
+        address = f"127.0.0.{1 + self.started}"  # Ray replaces 127.0.0.1 by the public address
+        # Not Ray's `env_vars`, in which Ray overwrites LD_PRELOAD.
         with mock.patch.dict(os.environ, node.pop("env", {})):
             started = self.cluster.add_node(
                 node_ip_address=address, include_dashboard=False, **node
@@ -90,39 +89,40 @@ class Raylets:
         return raylet
 
     def kill(self, raylet: Raylet) -> None:
-        """`kill -9` of a raylet and of every process it started, at once: a machine that is gone.
+        """Kill a raylet and every process it started (SIGKILL), as if its machine were lost.
 
         Raises:
-            ValueError: for the head, on which Serve's controller and this process depend.
+            ValueError: it is the head. Serve's controller and this process need it.
         """
         if raylet is self.nodes[0]:
             raise ValueError("the head cannot be killed: the cluster would be gone with it")
         for pid in [raylet.pid, *descendants(raylet.pid)]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self.cluster.remove_node(raylet.node, allow_graceful=False)  # what is left, and to reap it
+        # Ends what is left, and waits for the ended processes.
+        self.cluster.remove_node(raylet.node, allow_graceful=False)
         self.nodes.remove(raylet)
 
 
 @contextlib.contextmanager
 def raylets(*nodes: dict[str, Any], grpc_servicers: list[str] | None = None) -> Iterator[Raylets]:
-    """Start a head and further nodes, connect to them, start Serve on a free port; stop all of it.
+    """Start a head, further nodes, and Serve on a free port. Stop them at the end of the block.
 
-    The process must not be connected to a Ray. Serve's proxy is on the head only. What is to be in
-    the environment of every node (`PYTHONPATH`, the proxy's callback) is set in `os.environ`
-    before.
+    The process must not be connected to a Ray cluster yet. Serve has a proxy on the head only. Set
+    variables for all nodes (`PYTHONPATH`, the proxy's callback) in `os.environ` before.
 
     Args:
-        *nodes: arguments of `Raylets.add`, the head's first.
-        grpc_servicers: import paths; with them Serve has a gRPC proxy, too, on any port.
+        *nodes: arguments of `Raylets.add`, first those of the head.
+        grpc_servicers: import paths; with them, Serve also has a gRPC proxy, on a free port.
     """
     import ray
     from ray import serve
     from ray.cluster_utils import Cluster
 
-    # Short, for the paths of sockets. Also keeps `ray_current_cluster` of others as it is.
+    # A short path, because socket paths have a maximum length. A folder of its own also keeps
+    # other clusters' `ray_current_cluster` as it is.
     home = tempfile.mkdtemp(prefix="rs-")
-    # And a proxy may take its time on a busy machine, rather than be started again and again.
+    # On a busy machine a proxy starts slowly. Without this, Serve would restart it again and again.
     own = {"RAY_TMPDIR": home, "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30"}
     with mock.patch.dict(os.environ, own):
         cluster = Cluster(shutdown_at_exit=True)
@@ -143,7 +143,7 @@ def raylets(*nodes: dict[str, Any], grpc_servicers: list[str] | None = None) -> 
             )
             yield running
         finally:
-            with contextlib.suppress(Exception):  # a cluster that a test broke cannot say goodbye
+            with contextlib.suppress(Exception):  # a test may have left the cluster broken
                 serve.shutdown()
             ray.shutdown()
             cluster.shutdown()
@@ -151,23 +151,26 @@ def raylets(*nodes: dict[str, Any], grpc_servicers: list[str] | None = None) -> 
 
 
 def descendants(pid: int) -> list[int]:
-    """Ids of all processes that a process started, and those that these started (Linux)."""
+    """Return the ids of a process's children, of their children, and so on (Linux)."""
     found = []
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
             for child in map(int, children.read_text().split()):
                 found += [child, *descendants(child)]
     return found
 
 
 def importable(folder: Path | None = None) -> str:
-    """A `PYTHONPATH` with which other processes import from a folder (default: from here), too."""
+    """Return a `PYTHONPATH` that adds a folder (default: the current one) to the present one."""
     return os.pathsep.join(filter(None, [str(folder or Path.cwd()), os.environ.get("PYTHONPATH")]))
 
 
 def memory_mb(named: bytes = rb"ServeReplica") -> float:
-    """Memory of processes by their command lines; shared pages are divided among those that share
-    them. Default: all replicas of Serve."""
+    """Return the memory of processes whose command line matches `named`, in MiB.
+
+    The default matches all Serve replicas. This is the proportional set size: each shared page is
+    divided among the processes that share it.
+    """
     total_kb = 0
     for entry in Path("/proc").iterdir():
         try:

@@ -1,17 +1,19 @@
-"""Live on Ray Serve: the demo, three times, the third time beside other work.
+"""Live on Ray Serve: three runs of the demo, the third beside other work.
 
-What `ray-slo demo` found: the same recorded stream of digit images to plain Serve with the best
-wait that a search finds, to `@ray_slo.batch`, and to `@ray_slo.deployment` with smaller networks as
-variants. The stream is calm (half of what tuned plain Serve holds), rises to 1.3 × of that, bursts
-at 2.6 ×, and is calm again. SLO and rates are calibrated anew in every run.
+These are the figures of `ray-slo demo`. It sends the same recorded stream of digit images to three
+systems. They are plain Serve with the best wait that a search finds, `@ray_slo.batch`, and
+`@ray_slo.deployment` with smaller networks as variants. The stream is calm at first (half of what
+tuned plain Serve holds). It rises to 1.3 × of that, has bursts of 2.6 ×, and is calm again. SLO and
+rates are calibrated anew in every run.
 
-*In time*: answers within the SLO per second. *Bad*: share of the requests without one. A request is
-given up after 10 s, so a p99 of 10,000 ms means more than that. *Accuracy*: share of right answers
-among those in time. */ tuned*: as a multiple of tuned plain Serve's. *Other CPU*: share of the
-machine's CPU time that programs other than the demo took, the largest of the three systems' runs.
+*In time*: answers within the SLO, per second. *Bad*: share of requests without such an answer. The
+client gives up a request after 10 s, so a p99 of 10,000 ms means at least that. *Accuracy*: share
+of right answers among those in time. */ tuned*: as a multiple of tuned plain Serve's figure.
+*Other CPU*: share of the machine's CPU time that other programs than the demo took. It is the
+largest of the three systems' runs.
 
 The other work in the third run is a process that computes without a pause. Reports and plots of the
-runs stay in `out/live-demo`. README has the table and the plot of the first one:
+runs stay in `out/live-demo`. README has the table and the plot of the first run:
 
     python -m benchmarks live-demo --save --plot docs && python -m benchmarks page
 """
@@ -69,17 +71,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs=len(RUNS),
         default=(),
         metavar="FILE",
-        help="what `ray-slo demo --json` printed in runs made one by one before",
+        help="read outputs of `ray-slo demo --json`, one per run, instead of running it",
     )
 
 
 def plot(rows: list[Row], directory: Path, out: str = OUT) -> list[Path]:
-    """The plot of the first run, as the demo drew it."""
+    """Copy the first run's plot, which the demo drew."""
     return [Path(shutil.copyfile(Path(out) / "1" / "demo.svg", directory / "demo.svg"))]
 
 
 def demo(out: Path, quick: bool, seed: int) -> dict[str, Any]:
-    """The figures of one run of the demo, in a process of its own."""
+    """Run the demo in a process of its own, and return its figures."""
     command = [sys.executable, "-m", "ray_slo.demo", "--json", "--seed", str(seed)]
     command += ["--out", str(out), *(["--quick"] if quick else [])]
     environ = {**os.environ, "PYTHONPATH": importable()}
@@ -91,7 +93,7 @@ def demo(out: Path, quick: bool, seed: int) -> dict[str, Any]:
 
 @contextmanager
 def other_work(wanted: bool) -> Iterator[None]:
-    """A process that computes without a pause."""
+    """If wanted, run a process that computes without a pause until the end of the block."""
     if not wanted:
         yield
         return
@@ -104,7 +106,7 @@ def other_work(wanted: bool) -> Iterator[None]:
 
 
 def rows_of(title: str, found: dict[str, Any]) -> list[Row]:
-    """The rows of one run.
+    """Return the rows of one run.
 
     Args:
         found: what `ray-slo demo --json` printed.
@@ -139,5 +141,5 @@ def percent(share: float | None) -> float | None:
 
 
 def ratio(ours: float, tuned: float) -> float | None:
-    """None where tuned plain Serve answered nothing in time."""
+    """Return ours / tuned; None if tuned plain Serve answered nothing in time."""
     return ours / tuned if tuned else None

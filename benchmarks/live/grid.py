@@ -1,16 +1,18 @@
-"""Cells of `policy-grid`, live: the same systems in the same order as simulated.
+"""Cells of `policy-grid`, live: are the systems in the same order as in the simulator?
 
-Three cells of seeds that nothing was tuned on, with models and workers that a small machine can
-host, slowed down by a factor so that tens of requests per second come. Models sleep as long as the
-cell's profile says; the cell's noise is left out. The same arrivals go to every system, from within
-the frontend, and through the simulator, where a batch starts later by the dispatch delay that the
-live scheduler measured; figures are means of runs with half, once and twice that delay, as what a
-policy serves whose batches collapse hangs on milliseconds. *Goodput*: requests answered in time per
-second, after the warm-up. *Pairs in another order*: of systems whose simulated goodputs are more
-than 3 % of the requests apart, those that are the other way round live.
+There are three cells, of seeds that were not used for tuning. Their models and workers fit on a
+small machine. They are slowed down by a factor, so that there are tens of requests per second.
+Models sleep as long as the cell's profile says, without the cell's noise. Every system gets the
+same arrivals, which its frontend makes itself. The simulator gets them too, with the dispatch delay
+that the live scheduler measured. Its figures are means of runs with half, once and twice that
+delay. The reason: if a policy's batches collapse, its goodput depends on milliseconds.
 
-`auto` begins anew with every run, live and simulated, and has had its first rehearsals when what
-counts begins.
+*Goodput*: requests answered in time per second, after the warm-up. *Pairs in another order*: pairs
+of systems whose order live is the opposite of the simulated one. Only pairs whose simulated
+goodputs differ by more than 3 % of the requests count.
+
+`auto` starts without experience in every run, live and simulated. It has made its first rehearsals
+before the warm-up ends.
 """
 
 from __future__ import annotations
@@ -43,9 +45,9 @@ ASKED = [
     ("*", "pairs in another order", "≤", 0),
 ]
 SAME = 3.0
-"""Percent of the requests: goodputs that are as far apart are no order."""
+"""Percent of the requests: systems whose simulated goodputs differ by less have no order."""
 CELLS = ((10, 60, 25.0), (10, 140, 20.0), (11, 74, 4.0))
-"""Seed and number of a cell, and how many times slower it is here."""
+"""Seed and number of each cell, and the factor by which it is slowed down."""
 SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
     "auto": ("auto", {}),
     "deferred": ("deferred", {}),
@@ -56,11 +58,11 @@ SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Answered:
-    """What became of a request.
+    """What became of one request.
 
     Attributes:
-        at_s: when it was due.
-        latency_s: from then until its answer, or its refusal.
+        at_s: when it was due, in seconds from the start.
+        latency_s: from then until its answer or refusal.
     """
 
     at_s: float
@@ -72,10 +74,10 @@ class Answered:
 
 
 class Driver(Frontend):
-    """A frontend that makes its own requests."""
+    """A frontend that makes its own requests, without clients."""
 
     async def drive(self, arrivals: Mapping[str, list[float]]) -> list[Answered]:
-        """What became of them, when all have ended."""
+        """Send all requests, and return what became of them when all have ended."""
         loop = asyncio.get_running_loop()
         start = loop.time()
 
@@ -94,7 +96,7 @@ class Driver(Frontend):
 
 
 def driven(config: dict[str, Any]) -> Any:
-    """An application whose frontend makes its own requests."""
+    """Build an application whose frontend makes its own requests."""
     from ray_slo.serve.app import build
 
     with mock.patch.object(build, "Frontend", Driver):
@@ -103,12 +105,13 @@ def driven(config: dict[str, Any]) -> Any:
 
 @dataclass(frozen=True)
 class Slowed:
-    """A cell in slow motion.
+    """A cell whose times are multiplied by a factor.
 
     Attributes:
-        tables: seconds of a batch of 1, 2, … by model.
-        slos_s: by model.
-        arrivals: times by model, seconds.
+        times: the factor.
+        tables: by model, the seconds that a batch of 1, 2, … takes.
+        slos_s: SLO by model.
+        arrivals: arrival times by model, in seconds.
     """
 
     of: Cell
@@ -121,7 +124,7 @@ class Slowed:
 
     @classmethod
     def made(cls, seed: int, number: int, times: float, seconds: float, warmup_s: float) -> Slowed:
-        """With `seconds` of arrivals that count, after a warm-up."""
+        """Make it of a cell's seed and number, with `seconds` of arrivals after the warm-up."""
         of = cell(seed, number)
         profiles = {m.name: m.variants[0].profiles["fast"] for m in of.models}
         duration_s = warmup_s + seconds
@@ -144,7 +147,7 @@ class Slowed:
 
     @property
     def counted(self) -> int:
-        """Requests after the warm-up."""
+        """Number of requests that arrive after the warm-up."""
         return sum(at >= self.warmup_s for times in self.arrivals.values() for at in times)
 
     def __str__(self) -> str:
@@ -152,7 +155,7 @@ class Slowed:
 
 
 def run(quick: bool, seed: int) -> list[Row]:
-    """`seed` does nothing: cells have seeds of their own."""
+    """Run all cells. Cells have their own seeds, so `seed` has no effect."""
     from ray_slo.demo.systems import local_serve
 
     seconds, warmup_s = (6.0, 3.0) if quick else (40.0, 15.0)
@@ -174,7 +177,7 @@ def run(quick: bool, seed: int) -> list[Row]:
 
 
 def live(of: Slowed, policy: str, kwargs: dict[str, Any], folder: Path) -> tuple[int, float]:
-    """(requests in time, dispatch delay in seconds that the scheduler measured)."""
+    """Run it live; return (requests in time, the dispatch delay that was measured, in s)."""
     from ray import serve
 
     from ray_slo.demo.systems import APP, running
@@ -187,7 +190,7 @@ def live(of: Slowed, policy: str, kwargs: dict[str, Any], folder: Path) -> tuple
 
 
 def application(of: Slowed, policy: str, kwargs: dict[str, Any], folder: Path) -> Any:
-    """The cell with sleeping models."""
+    """Build the application of a cell, with models that sleep."""
     models = {}
     for name, table in of.tables.items():
         file = folder / f"{name}.json"
@@ -210,7 +213,7 @@ def application(of: Slowed, policy: str, kwargs: dict[str, Any], folder: Path) -
 
 
 def simulated(of: Slowed, policy: str, kwargs: dict[str, Any], delay_s: float) -> float:
-    """Requests in time: the mean of runs with delays around this one."""
+    """Return the simulated number of requests in time, as a mean over three dispatch delays."""
     delays = (0.5 * delay_s, delay_s, 2 * delay_s)
     return float(np.mean([_simulated(of, policy, kwargs, delay) for delay in delays]))
 
@@ -232,10 +235,10 @@ def _simulated(of: Slowed, policy: str, kwargs: dict[str, Any], delay_s: float) 
 
 
 def compared(of: Slowed, goods: Mapping[str, tuple[int, float]]) -> list[Row]:
-    """Rows of a cell.
+    """Return the rows of a cell.
 
     Args:
-        goods: requests in time, live and simulated, by system.
+        goods: by system, the requests in time (live, simulated).
     """
     seconds, counted = of.duration_s - of.warmup_s, of.counted
     rows: list[Row] = []

@@ -1,11 +1,11 @@
-"""Live on Ray Serve: a model moved between two serving groups under load.
+"""Live on Ray Serve: a model moves between two serving groups under load.
 
-The model goes to and fro, again and again. Two groups of one worker each and three networks that
-read digits; Poisson arrivals through a handle, on all three at once. After a while without moves,
-`digits-m` goes to the other group and back. A move lasts from the order until the old group's
-worker has unloaded the model (it is drained by then), with loading and measuring on the new group's
-worker while that serves. *Failed* is everything that is neither an answer nor a refusal or expiry
-with its reason.
+There are two groups with one worker each, and three networks that read digits. Poisson arrivals go
+through a handle, to all three models at once. After a while without moves, `digits-m` moves to the
+other group and back, several times. A move begins with the order. It ends when the worker of the
+old group has unloaded the model, after it has finished the model's batches. Meanwhile the worker of
+the new group loads and measures the model while it serves others. *Failed* requests have no answer,
+no refusal and no expiry with a reason.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ MOVED = "digits-m"
 GROUPS = {"a": ["digits-s", "digits-m"], "b": ["digits-xs"]}
 SLO_S = 1.0
 RATE = 30.0  # requests per second, of all models together
-SETTLE_S = 60.0  # a move that takes longer is given up on
+SETTLE_S = 60.0  # a move that takes longer fails
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One request."""
+    """What became of one request."""
 
     sent_s: float
     model: str
-    status: str  # answered, or as `ray_slo.load.drive` has it
+    status: str  # "answered", or as in `ray_slo.load.drive`
     latency_s: float
 
 
@@ -53,7 +53,7 @@ def run(quick: bool, seed: int) -> list[Row]:
 
 
 def application() -> Any:
-    """Three networks on two groups."""
+    """Return the application: three networks in two groups."""
     from ray_slo.serve import build_app
 
     models = {
@@ -73,7 +73,7 @@ def application() -> Any:
 async def drive_and_move(
     handle: Any, still_s: float, moves: int, pause_s: float, seed: int
 ) -> tuple[list[Seen], list[tuple[float, float]]]:
-    """Send requests until all moves are over; all of them, and the times of the moves."""
+    """Send requests until all moves are done; return the requests and (begin, end) of each move."""
     from ray_slo.demo.digits.data import test_set, to_png
 
     images, _ = test_set()
@@ -114,7 +114,7 @@ async def drive_and_move(
 
 
 def rows(seen: list[Seen], moved: list[tuple[float, float]]) -> list[Row]:
-    """What became of requests before, during and after moves."""
+    """Return the rows: what became of requests before, during and after moves."""
     first = moved[0][0]
     phases = {
         "before the first move": [s for s in seen if s.sent_s < first],

@@ -1,27 +1,26 @@
-"""Live on Ray Serve: queries of unlike sizes on unlike workers, Kairos, FCFS, a new budget.
+"""Live on Ray Serve: Kairos and FCFS with unlike query sizes and workers, and with new budgets.
 
-Queries are lists of 1 to 1000 items to rank (log-normal sizes, as in `systems`), Poisson
-arrivals, JSON over HTTP, the same stream for both policies: `kairos`, and *FCFS*, which is Ribbon's
-(§7 of the paper: base instances first, sizes and latencies not looked at). *In time*: answered
-within the client's SLO, the server being told nine tenths of it.
+Queries are lists of 1 to 1000 items to rank, as JSON over HTTP, with Poisson arrivals. Their sizes
+are log-normal, as in `kairos/systems.py`. Both policies get the same stream: `kairos`, and *FCFS*.
+FCFS is Ribbon's policy (§7 of the paper): base instances first, regardless of sizes and latencies.
+*In time*: answered within the client's SLO. The server is told nine tenths of it.
 
-The workers are of EC2 types of Kairos' Table 4 and **simulated** on one machine: CPU actors that
-score the items with Wide & Deep for real (random weights: the cost is the same) and then sleep
-until a base time plus a time per item has passed. Those times are the synthetic ones of
-`zoos/kairos_ec2.csv` times `STRETCH`, so that the control path and this machine's noise are small
-beside them; the SLO is stretched likewise. The loads are shares of the pool's fluid bound.
+The workers have EC2 types of Kairos' Table 4, **simulated** on one machine. They are CPU actors
+that really score the items with Wide & Deep (with random weights, which cost the same). Then they
+sleep until a base time plus a time per item has passed. Those times are the synthetic ones of
+`zoos/kairos_ec2.csv`, multiplied by `STRETCH`. So the control path and the noise of this machine
+are small in comparison. The SLO is multiplied, too. The loads are shares of the pool's fluid bound.
 
 *Large* queries are those that the weak type cannot rank within the SLO, even when it is idle.
-*Simulated* is the simulator's answer for the same policy, rate, size distribution and time, with
-the latencies as the workers measured them and the measured dispatch delay: the mean of 20 runs.
-FCFS is past what it can sustain at most of these loads, so that its figures depend on when the
-large queries come; and a live frontend gives up on a query one second after its deadline, and FCFS
+*Simulated* is the simulator's figure for the same policy, rate, size distribution and duration. It
+uses the latencies that the workers measured and the measured dispatch delay; it is the mean of 20
+runs. At most of these loads FCFS has more than it can sustain. So its figures depend on when the
+large queries arrive. Also, a live frontend gives up a query one second after its deadline, so FCFS
 has one less to serve.
 
-Then the planner `kairos` decides how many workers of each type there are, and its budget is raised
-and lowered again while queries come in, as a changed config would do it. *No answer*: refused,
-expired or failed; *settled*: from the change of the budget until as many workers run as are
-planned.
+Then the planner `kairos` decides how many workers of each type there are. While queries arrive, its
+budget is raised and lowered again, by a changed config. *No answer*: refused, expired or failed.
+*Settled*: time from the change of the budget until as many workers run as are planned.
 """
 
 from __future__ import annotations
@@ -58,24 +57,24 @@ MODEL = "recommender"
 STRETCH = 16.0
 CASE = kairos.Case("WND")
 SERVER_SLO_S = STRETCH * CASE.slo_s
-SERVER_SHARE = 0.9  # of the client's SLO: the rest is the way from and to the client
+SERVER_SHARE = 0.9  # share of the client's SLO; the rest is the way from and to the client
 SLO_S = SERVER_SLO_S / SERVER_SHARE
 MARGIN_S = 0.005  # `response_margin_ms`
 STRONG, WEAK = "g4dn.xlarge", "r5n.large"
 POOL = {STRONG: 1, WEAK: 2}
 POLICIES: dict[str, kairos.Policy] = {"kairos": kairos.KAIROS, "FCFS": kairos.RIBBON}
-LOADS = (0.3, 0.5, 0.7)  # of the pool's fluid bound
+LOADS = (0.3, 0.5, 0.7)  # shares of the pool's fluid bound
 WARMUP_S = 5.0
 SIMULATIONS = 20
-BUDGETS = (0.7, 1.6, 0.7)  # per hour
-BUDGET_RATE = 5.0  # queries per second: within what the smallest budget serves
-INTERVAL_S = 4.0  # of the planner
-PAUSE_S = 10.0  # between settled workers and the next change
-SETTLE_S = 90.0  # a plan that takes longer to follow is given up on
+BUDGETS = (0.7, 1.6, 0.7)  # price per hour
+BUDGET_RATE = 5.0  # queries per second; the smallest budget can serve them
+INTERVAL_S = 4.0  # seconds between plans
+PAUSE_S = 10.0  # seconds from settled workers to the next change
+SETTLE_S = 90.0  # the program fails if workers settle later
 
 
 class Ranking(Recommender):
-    """The recommender; its answers say which kind of worker made them."""
+    """The recommender; each answer also names the kind of worker that made it."""
 
     def __call__(self, queries: list[Query]) -> list[Answer]:
         hardware = os.environ["HARDWARE"]
@@ -84,11 +83,11 @@ class Ranking(Recommender):
 
 @dataclass
 class Measured:
-    """One policy under one load."""
+    """The outcome of one policy under one load."""
 
-    requests: pd.DataFrame  # those after the warm-up, with `size` and `answer`, the kind of worker
+    requests: pd.DataFrame  # after the warm-up; `answer` is the kind of worker that answered
     window_s: float
-    told: dict[str, LatencyProfile]  # what the policy believed at the end, by kind of worker
+    told: dict[str, LatencyProfile]  # the policy's profiles at the end, by kind of worker
     delay_s: float
 
     @property
@@ -97,7 +96,7 @@ class Measured:
 
     @property
     def large_on_weak(self) -> float:
-        """Percent of the large queries that were answered, in time or late, by the weak type."""
+        """Percent of the answered large queries (in time or late) that the weak type answered."""
         large = self.requests["size"] > weak_limit()
         answered = self.requests[large & self.requests["status"].isin(("ok", "late"))]
         return 100 * float((answered["answer"] == WEAK).mean()) if len(answered) else 0.0
@@ -148,7 +147,7 @@ def run(quick: bool, seed: int) -> list[Row]:
 
 
 def queries(count: int, seed: int) -> Any:
-    """JSON queries whose sizes are evenly spread quantiles of the distribution."""
+    """Return JSON queries; their sizes are evenly spaced quantiles of the distribution."""
     from ray_slo.load.workload import Payloads
 
     rng = np.random.default_rng(seed)
@@ -162,14 +161,14 @@ def queries(count: int, seed: int) -> Any:
 
 
 def weak_limit() -> int:
-    """The largest query that the weak type ranks within the server's SLO."""
+    """Return the size of the largest query that the weak type can rank within the server's SLO."""
     return CASE.profiles()[WEAK].max_batch_within(CASE.slo_s)
 
 
 def application(
     policy: kairos.Policy, pool: Mapping[str, int], profile_seconds: float, **options: Any
 ) -> Any:
-    """The recommender on a pool."""
+    """Return the recommender on a pool of workers."""
     from ray_slo.serve import build_app
 
     return build_app(
@@ -192,7 +191,7 @@ def application(
 
 
 def worker(kind: str, count: int, **options: Any) -> dict[str, Any]:
-    """A kind of worker that takes as long as the instance type of this name would."""
+    """Return a kind of worker whose batches take as long as on this instance type."""
     per_item_s, base_s = CASE.profiles()[kind].fit_linear()
     variables = {
         "HARDWARE": kind,
@@ -205,12 +204,12 @@ def worker(kind: str, count: int, **options: Any) -> dict[str, Any]:
 
 @dataclass
 class Change:
-    """What followed from a budget.
+    """The effect of one budget.
 
     Attributes:
-        settled_s: from the change until the planned workers ran.
-        running: workers by kind then.
-        requests: sent from the change until the next one.
+        settled_s: seconds from the change until the planned workers ran.
+        running: number of workers by kind then.
+        requests: requests sent from this change until the next.
     """
 
     budget: float
@@ -220,7 +219,7 @@ class Change:
 
 
 def planned_application(budget: float) -> Any:
-    """The recommender on as many workers of each type as the planner wants."""
+    """Return the recommender with a planner that decides the number of workers of each type."""
     sizes = Counter(CASE.sizes.quantiles((np.arange(100) + 0.5) / 100).tolist())
     return application(
         kairos.KAIROS,
@@ -238,10 +237,10 @@ def planned_application(budget: float) -> Any:
 async def change_budgets(
     handle: Any, payloads: Any, budgets: Sequence[float], seed: int
 ) -> list[Change]:
-    """Deploy again with each of the other budgets, while queries come in.
+    """Deploy again with each further budget, while queries arrive.
 
     Raises:
-        TimeoutError: the workers did not follow within `SETTLE_S`.
+        TimeoutError: the workers did not settle within `SETTLE_S`.
     """
     from ray import serve
 
@@ -259,7 +258,7 @@ async def change_budgets(
         return {"at": at, "status": status, "answer": hardware, "size": len(item["items"])}
 
     async def settled(budget: float) -> dict[str, int]:
-        """The workers that run, when they are those that are planned."""
+        """Wait until as many workers run as are planned, and return their numbers."""
         until = calls.now_s + SETTLE_S
         while calls.now_s < until:
             plan = (await handle.slo_status.remote())["plan"]
@@ -322,7 +321,7 @@ def budget_rows(changes: Sequence[Change]) -> list[Row]:
 def measure(
     url: str, payloads: Any, rate: float, warmup_s: float, window_s: float, seed: int
 ) -> Measured:
-    """The application that runs, under a Poisson stream."""
+    """Send a Poisson stream to the running application, and return the outcome."""
     from ray import serve
 
     from ray_slo.demo.systems import APP
@@ -355,7 +354,7 @@ def predict(
     window_s: float,
     seed: int,
 ) -> float:
-    """Percent not in time in the simulator."""
+    """Return the percentage of requests not in time in the simulator."""
     from ray_slo.policies import make_policy
 
     model = Model(MODEL, SERVER_SLO_S - MARGIN_S, (Variant(MODEL, seen.told),))
@@ -376,7 +375,7 @@ def predict(
 
 
 def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
-    """Goodput, and where large queries ran, by load."""
+    """Plot goodput and the share not in time over the load."""
     from matplotlib.figure import Figure
 
     metrics = {"goodput": "answers in time per second", "not in time": "not in time, %"}

@@ -1,4 +1,4 @@
-"""What live programs send: open-loop streams, paced by `ray_slo.load.drive`."""
+"""Load of live programs: open-loop streams, sent on time by `ray_slo.load.drive`."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from ray_slo.simulation.arrivals import Poisson
 What = TypeVar("What")
 Came = TypeVar("Came")
 Did = TypeVar("Did")
-GIVEN_UP_S = 30.0  # a call without an answer after this
+GIVEN_UP_S = 30.0  # a call fails if it has no answer after this
 
 
 def poisson(rate: float, rng: np.random.Generator, seconds: float = math.inf) -> Iterator[float]:
-    """Arrival times; each is drawn when it is asked for."""
+    """Yield arrival times of a Poisson process; each is drawn only when it is asked for."""
     at = 0.0
     while (at := at + float(rng.exponential(1 / rate))) < seconds:
         yield at
 
 
 def bunches(arrivals: Mapping[str, list[float]]) -> list[tuple[float, list[str]]]:
-    """Arrivals by model, as what arrives at each time."""
+    """Group the arrivals of several models by time: (time, models with an arrival then)."""
     due = sorted((at, name) for name, times in arrivals.items() for at in times)
     return [(at, [name for _, name in bunch]) for at, bunch in groupby(due, itemgetter(0))]
 
@@ -60,10 +60,10 @@ def by_http(
     seed: int,
     **options: Any,
 ) -> LoadResult:
-    """A Poisson stream from a process of its own, and what became of it.
+    """Send a Poisson stream over HTTP from a separate process, and return the outcomes.
 
     Args:
-        **options: of `ray_slo.load.drive.run_http`.
+        **options: arguments of `ray_slo.load.drive.run_http`.
     """
     times = Poisson(rate=rate).times(duration_s, np.random.default_rng(seed))
     workload = Recorded.record(times, payloads, duration_s=duration_s, warmup_s=warmup_s, seed=seed)
@@ -72,15 +72,15 @@ def by_http(
 
 @contextlib.asynccontextmanager
 async def http(heard_s: float | None = None, **connector: Any) -> AsyncIterator[Any]:
-    """A session of aiohttp with as many connections as there are requests.
+    """Open an aiohttp session without a limit on the number of connections.
 
     Args:
-        heard_s: a request without an answer after this is given up.
-        **connector: of `aiohttp.TCPConnector`.
+        heard_s: a request fails if it has no answer after this, in seconds.
+        **connector: arguments of `aiohttp.TCPConnector`.
     """
     import aiohttp
 
-    # uvicorn closes idle connections after 5 s; a request sent right then would be lost.
+    # uvicorn closes idle connections after 5 s, and a request sent at that moment would be lost.
     idle = {} if connector.get("force_close") else {"keepalive_timeout": 3.0}
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, **idle, **connector),
@@ -90,10 +90,10 @@ async def http(heard_s: float | None = None, **connector: Any) -> AsyncIterator[
 
 
 class Clients(ABC):
-    """HTTP clients with an event loop in a thread of its own, from `start` until `stop`.
+    """HTTP clients that send until `stop`, on an event loop in a thread of their own.
 
     Args:
-        rate: of their requests per second, a Poisson stream.
+        rate: requests per second of their Poisson stream.
         session: arguments of `http`.
     """
 
@@ -106,18 +106,18 @@ class Clients(ABC):
         self._thread.start()
 
     def stop(self) -> None:
-        """Send no more, and wait for all that was sent."""
+        """Stop sending, and wait for all requests that were sent."""
         self._over.set()
         self._thread.join()
 
     def _due(self) -> Iterator[tuple[float, Any]]:
-        """What is sent when."""
+        """Yield (when, what to send)."""
         for at in self._times:
             yield at, None
 
     @abstractmethod
     async def _one(self, session: Any, at: float, what: Any) -> None:
-        """Send a request and keep what becomes of it."""
+        """Send one request, and keep what becomes of it."""
 
     async def _drive(self) -> None:
         async with http(**self._session) as session:
@@ -126,11 +126,11 @@ class Clients(ABC):
 
 @dataclass(frozen=True)
 class Reply:
-    """What became of a call of a handle, in seconds from the start of the stream.
+    """What became of one call of a handle; times are in seconds from the start of the stream.
 
     Attributes:
-        status: answered, or as `ray_slo.load.drive.status_of` has it.
-        latency_s: from when the call was due.
+        status: "answered", or as in `ray_slo.load.drive.status_of`.
+        latency_s: from when the call was due until it ended.
     """
 
     at_s: float
@@ -141,7 +141,7 @@ class Reply:
 
 
 class Calls:
-    """Open-loop calls of a handle; times count from when this is made, in an event loop."""
+    """Open-loop calls of a handle. Create it in an event loop; its times count from then."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -157,10 +157,10 @@ class Calls:
     async def call(
         self, at_s: float, remote: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Reply:
-        """`remote(*args, **kwargs)`, which was due then."""
+        """Await `remote(*args, **kwargs)`, which was due at `at_s`; return what became of it."""
         try:
             answer = await asyncio.wait_for(remote(*args, **kwargs), GIVEN_UP_S)
-        except Exception as error:  # whatever it raises is a result here
+        except Exception as error:  # an error is a result here
             return Reply(at_s, status_of(error), self.now_s - at_s, error=error)
         return Reply(at_s, "answered", self.now_s - at_s, answer)
 
@@ -170,7 +170,7 @@ class Calls:
         due: Iterable[tuple[float, What]],
         send: Callable[[float, What], Coroutine[Any, Any, Came]],
     ) -> tuple[Did, list[Came]]:
-        """Send a stream until the work is done; what the work and the calls returned."""
+        """Send a stream until the work is done; return what the work and the calls returned."""
         over = asyncio.Event()
         sending = asyncio.ensure_future(self.send(due, send, over))
         try:
@@ -190,7 +190,7 @@ class Calls:
 
 
 def some_of(known: Collection[str], what: str, text: str) -> list[str]:
-    """The names in a text with commas, in the order of those that are known; for argparse."""
+    """Parse a list with commas for argparse; return the names in the order of `known`."""
     names = {name.strip() for name in text.split(",") if name.strip()}
     among = ", ".join(known)
     if unknown := sorted(names - set(known)):
@@ -201,7 +201,7 @@ def some_of(known: Collection[str], what: str, text: str) -> list[str]:
 
 
 def learned(status: dict[str, Any], by_kind: bool = False) -> dict[str, LatencyProfile]:
-    """Profiles that the policy goes by: by variant, or by kind of worker."""
+    """Return the profiles that the policy uses now, by variant or by kind of worker."""
     found = {}
     for name, profile in status["profiles"].items():
         variant, _, kind = name.partition("@")

@@ -1,5 +1,7 @@
-"""The modes of Ray Serve that live programs run in, each in a process of its own: Serve reads its
-mode once, when it is imported."""
+"""The modes of Ray Serve that live programs run in.
+
+Each mode runs in a process of its own, because Serve reads its mode only when it is imported.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,15 @@ from ray_slo.serve.deadlines import PROXY_CALLBACK, PROXY_CALLBACK_ENV
 from ray_slo.serve.proxy.modes import DRAIN_ENV, HAPROXY_ENV, OPTIMIZED_ENV, variables
 
 ORDINARY, HAPROXY, OPTIMIZED = "ordinary", "haproxy", "optimized"
-MODES = (ORDINARY, HAPROXY, OPTIMIZED)  # the last: HAProxy, and Serve's throughput optimized
+MODES = (ORDINARY, HAPROXY, OPTIMIZED)  # the last is HAProxy with Serve's throughput optimization
 
 
 def environment(mode: str, drain_s: float = 2.0) -> dict[str, str]:
-    """The variables of a cluster in a mode, and of all its processes.
+    """Return the environment variables of a cluster in a mode, and of all its processes.
 
     Args:
-        drain_s: how long a frontend stays that goes, with HAProxy. Serve's 30 s are for load
-            balancers that are far away.
+        drain_s: how long a frontend that is being removed stays up with HAProxy, in seconds.
+            Serve's default of 30 s is meant for distant load balancers.
     """
     environ = {
         **os.environ,
@@ -44,7 +46,7 @@ def environment(mode: str, drain_s: float = 2.0) -> dict[str, str]:
 
 
 def rows_of(module: str, mode: str, order: Sequence[str], **environ: str) -> list[Row]:
-    """The rows that a module writes, run as a program in a mode: `MODE FILE ORDER…`."""
+    """Run a module as `MODE FILE ORDER…` in a mode, and return the rows that it writes to FILE."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "rows.json"
         subprocess.run(
@@ -56,5 +58,5 @@ def rows_of(module: str, mode: str, order: Sequence[str], **environ: str) -> lis
 
 
 def write_rows(file: str, rows: Sequence[Row]) -> None:
-    """Write them for `rows_of`."""
+    """Write rows to a file, where `rows_of` reads them."""
     Path(file).write_text(json.dumps([asdict(row) for row in rows]))

@@ -1,22 +1,24 @@
-"""Live on Ray Serve: what a request costs, beside plain Serve, in every mode of Serve.
+"""Live on Ray Serve: what a request costs compared with plain Serve, in every mode of Serve.
 
-The same Poisson stream over HTTP to `@serve.batch` (its wait is the best of several, tried at every
-cell), to `@ray_slo.batch` in its place, and to `@ray_slo.deployment` with its scheduler in the only
-frontend, in an actor, and in an actor with two frontends. Two replicas sleep 10 + 0.5·b ms (SLO
-200 ms) or 20 + 4·b ms (SLO 250 ms). The modes: Serve's own proxies (`ordinary`), HAProxy
-(`haproxy`), HAProxy with Serve's throughput optimized (`optimized`). The first two systems run on a
-Ray without anything of ours, the others on one of their own beside it.
+The same Poisson stream goes over HTTP to five systems. The first is `@serve.batch`, with the best
+of several waits, which is searched in every cell. The second is `@ray_slo.batch` in its place. The
+others are `@ray_slo.deployment`: with its scheduler in the only frontend, in an actor, and in an
+actor with two frontends. Two replicas sleep 10 + 0.5·b ms (SLO 200 ms) or 20 + 4·b ms (SLO 250 ms)
+for a batch of b. The modes are Serve's own proxies (`ordinary`), HAProxy (`haproxy`), and HAProxy
+with Serve's throughput optimization (`optimized`). The first two systems share a Ray cluster that
+has no settings of ray-slo. The others share a second cluster beside it.
 
-A cell is a mode, a model, a size of the bodies and a rate. Its systems take turns, in another order
-every round; a figure is the median of three rounds.
+A cell is a mode, a model, a size of the bodies and a rate. The systems of a cell take turns, in a
+new random order every round. A figure is the median of three rounds.
 
-* *CPU*: milliseconds of all server processes per request. By process: *proxy* (with HAProxy and its
-  manager), *frontend* (the replica that has the request first), *worker*, *scheduler*, *Ray* (all
-  else), less what they take while nothing is asked. Who sends the stream is not counted;
-* *bad*: share without an answer within the SLO. *p50*, *p99*: of the answers, from when the request
-  was due;
-* *largest rate*: where the line through the rates that were tried reaches 1 % bad; the last of them
-  where none does. A system is asked for no more than a rate at which 10 % were bad.
+* *CPU*: CPU time of all server processes per request, in milliseconds, without what they take while
+  idle. By process: *proxy* (with HAProxy and its manager), *frontend* (the replica that gets the
+  request first), *worker*, *scheduler*, *Ray* (all others). The load generator does not count.
+* *bad*: share of requests without an answer within the SLO. *p50*, *p99*: latency of the answers,
+  from when the request was due.
+* *largest rate*: the rate at which 1 % are bad, by linear interpolation between the rates that were
+  tried. If no rate has 1 %, it is the highest rate that was tried. A system gets no higher rates
+  after one at which more than 10 % were bad.
 
 */ plain*: as a multiple of `@serve.batch`'s figure.
 
@@ -53,11 +55,11 @@ from ray_slo.serve.deadlines import PROXY_CALLBACK_ENV
 from ray_slo.serve.proxy.modes import BINARY_ENV, BUFFER_ENV
 
 SOURCE = "ray-slo"
-BAD = 0.01  # of the largest rate
-OVER = 0.10  # a system is not asked for more than this
+BAD = 0.01  # share of bad requests that defines the largest rate
+OVER = 0.10  # after a larger share of bad requests, a system gets no higher rates
 ROUNDS = 3
 REPLICAS = 2
-WAITS = (0.25, 0.5, 1.0, 2.0)  # of a batch of one, tried for `@serve.batch`
+WAITS = (0.25, 0.5, 1.0, 2.0)  # for `@serve.batch`, as multiples of the time of a batch of one
 CPU = {"num_cpus": 0.1}
 
 PLAIN, BATCH = "plain", "batch"
@@ -69,9 +71,9 @@ SYSTEMS = {
     "two": "@ray_slo.deployment, 2 frontends",
 }
 OURS = {"embedded": {}, "actor": {"scheduler": "actor"}, "two": {"num_frontends": 2}}
-FAMILIES = {"theirs": (PLAIN, BATCH), "ours": tuple(OURS)}  # a Ray each
+FAMILIES = {"theirs": (PLAIN, BATCH), "ours": tuple(OURS)}  # each has a Ray cluster of its own
 
-ASKED = [  # in the modes with HAProxy, whose names have a p
+ASKED = [  # "*p*" matches the two modes with HAProxy: only their names contain a p
     ("*p*, fast, 100 B, [59]00/s · @ray_slo.deployment", "CPU / plain", "≤", 1.3),
     ("*p*, fast, 100 B, [59]00/s · @ray_slo.batch", "CPU / plain", "≤", 1.05),
     ("*p*, fast, 100 B, [59]00/s · @ray_slo.*", "bad", "≤", 0),
@@ -85,10 +87,10 @@ ASKED = [  # in the modes with HAProxy, whose names have a p
 
 @dataclass(frozen=True)
 class Model:
-    """A model that sleeps α·b + β.
+    """A model that sleeps α·b + β seconds for a batch of b.
 
     Attributes:
-        cells: rates by the size of the bodies, bytes.
+        cells: request rates (per second) to try, by size of the body in bytes.
     """
 
     alpha_s: float
@@ -111,11 +113,11 @@ MODELS = {
 QUICK = {100: (60,)}
 
 
-# -- the systems: in a process that starts a Ray -----------------------------------------------
+# -- the systems: this part runs in a process that starts a Ray cluster -------------------------
 
 
 def theirs(system: str, model: Model, wait_s: float = 0.0) -> Any:
-    """A class with a batch method, decorated by Serve or by us."""
+    """Return a deployment whose batch method is decorated by Serve or by ray-slo."""
     from ray import serve
 
     import ray_slo
@@ -147,7 +149,7 @@ def theirs(system: str, model: Model, wait_s: float = 0.0) -> Any:
 
 
 class Counted(Sleeper):
-    """Answers with the sizes of bodies."""
+    """Returns the size of each body."""
 
     @staticmethod
     def preprocess(body: bytes) -> bytes:
@@ -180,8 +182,10 @@ def ours(system: str, model: Model) -> Any:
 
 
 def serve_family(family: str, systems: Sequence[str], model: Model) -> None:
-    """Serve systems, at a path each; says where on stdout, and obeys stdin until it is closed: a
-    line is the wait of `@serve.batch`, in seconds."""
+    """Serve each system at a path of its own, until stdin is closed.
+
+    The port is printed to stdout. Each line on stdin is a new wait for `@serve.batch`, in seconds.
+    """
     import ray
     from ray import serve
 
@@ -205,16 +209,16 @@ def serve_family(family: str, systems: Sequence[str], model: Model) -> None:
 
 @dataclass
 class Family:
-    """Systems that are served by a process."""
+    """The process that serves the systems of one family."""
 
     process: subprocess.Popen[str]
     port: int = 0
 
     def told(self) -> dict[str, Any]:
-        """What the process says next.
+        """Wait for the process's next message, and return it.
 
         Raises:
-            RuntimeError: it ended instead.
+            RuntimeError: the process ended instead.
         """
         assert self.process.stdout is not None
         for line in self.process.stdout:
@@ -224,14 +228,14 @@ class Family:
         raise RuntimeError("a cluster of live-overhead ended while it was needed")
 
     def wait(self, seconds: float) -> None:
-        """Have `@serve.batch` wait as long for a batch."""
+        """Set the wait of `@serve.batch`, and return when it is in force."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{seconds}\n")
         self.process.stdin.flush()
         self.told()
 
     def cpu_s(self, system: str) -> Counter[str]:
-        """CPU time of its processes so far, by what they are to the system."""
+        """Return the CPU seconds of its processes so far, by their kind (see `kind_of`)."""
         found: Counter[str] = Counter()
         for pid in descendants(self.process.pid):
             with contextlib.suppress(OSError):
@@ -242,17 +246,17 @@ class Family:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU time of a process so far, seconds (Linux).
+    """Return the CPU seconds of a process so far (Linux).
 
     Raises:
-        OSError: there is no such process.
+        OSError: the process does not exist.
     """
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def kind_of(command: Sequence[str], system: str) -> str:
-    """What a process is to a system; empty for another's."""
+    """Return the role of a process for a system; empty if it belongs to another system."""
     title = command[0] if command else ""
     name = title.removeprefix("ray::").rpartition("/")[2]
     if name.startswith("ServeReplica:"):
@@ -267,7 +271,7 @@ def kind_of(command: Sequence[str], system: str) -> str:
 
 @contextlib.contextmanager
 def served(mode: str, name: str, systems: Sequence[str]) -> Iterator[dict[str, Family]]:
-    """The systems of a mode, by their names, on a Ray for each family."""
+    """Serve the systems in a mode, one Ray cluster per family; yield each system's `Family`."""
     running: dict[str, Family] = {}
     started = []
     try:
@@ -276,7 +280,7 @@ def served(mode: str, name: str, systems: Sequence[str]) -> Iterator[dict[str, F
             if not wanted:
                 continue
             environ = environment(mode)
-            if family == "theirs":  # as Serve starts it
+            if family == "theirs":  # plain Serve without the settings of ray-slo
                 for variable in (PROXY_CALLBACK_ENV, BINARY_ENV, BUFFER_ENV):
                     environ.pop(variable, None)
             environ |= {"RAY_worker_niceness": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
@@ -310,7 +314,7 @@ def served(mode: str, name: str, systems: Sequence[str]) -> Iterator[dict[str, F
 
 @dataclass(frozen=True)
 class Run:
-    """Figures of one stream at one system; CPU in milliseconds per request."""
+    """Figures of one stream at one system; CPU is in milliseconds per request."""
 
     bad: float
     p50_ms: float | None
@@ -331,7 +335,7 @@ class Run:
 def one_run(
     system: str, family: Family, model: Model, size: int, rate: float, seconds: float, seed: int
 ) -> Run:
-    """A stream, and what the servers used for it beyond what they use when nothing is asked."""
+    """Send a stream, and return its figures; the CPU time of idle servers is subtracted."""
     idle_s = min(1.0, seconds / 3)
     at = [family.cpu_s(system)]
     time.sleep(idle_s)
@@ -356,7 +360,7 @@ def one_run(
 
 
 def tuned(family: Family, model: Model, size: int, rate: float, seconds: float, seed: int) -> None:
-    """Set the wait of `@serve.batch` to the best: fewest bad, then the lowest p99."""
+    """Set the wait of `@serve.batch` to the best: fewest bad requests, then the lowest p99."""
     best: tuple[tuple[float, float], float] | None = None
     for share in WAITS:
         wait_s = share * (model.alpha_s + model.beta_s)
@@ -375,7 +379,7 @@ def median(values: Sequence[float | None]) -> float | None:
 
 
 def middle(runs: Sequence[Run]) -> Run:
-    """The medians of several runs, figure by figure."""
+    """Return the median of each figure over several runs."""
     kinds = sorted({kind for run in runs for kind in run.cpu_ms})
     return Run(
         statistics.median(run.bad for run in runs),
@@ -386,8 +390,10 @@ def middle(runs: Sequence[Run]) -> Run:
 
 
 def largest(bad: dict[float, float]) -> float | None:
-    """The rate at which the line through the rates tried reaches `BAD`; None: below all of them.
-    Where none reaches it, the highest that was tried."""
+    """Return the rate at which the share of bad requests reaches `BAD`, by linear interpolation.
+
+    Returns None if the lowest rate has reached it, and the highest rate if no rate has.
+    """
     rates = sorted(bad)
     good = None
     for rate in rates:
@@ -403,13 +409,13 @@ def largest(bad: dict[float, float]) -> float | None:
 def measured(
     mode: str, name: str, systems: Sequence[str], quick: bool, seed: int
 ) -> dict[tuple[int, int, str], Run]:
-    """The medians by size, rate and system."""
+    """Return the medians of the rounds, by (size, rate, system)."""
     model, rng = MODELS[name], np.random.default_rng(seed)
     rounds, seconds = (1, 3.0) if quick else (ROUNDS, 8.0)
     found: dict[tuple[int, int, str], Run] = {}
     over: set[tuple[int, str]] = set()
     with served(mode, name, systems) as running:
-        for system, family in running.items():  # connections, profiles
+        for system, family in running.items():  # warm-up: opens connections, learns profiles
             one_run(system, family, model, 100, 50.0, seconds / 2, seed)
         for size, rates in (QUICK if quick else model.cells).items():
             for rate in rates:
@@ -483,7 +489,7 @@ def rows_of_cells(mode: str, name: str, found: dict[tuple[int, int, str], Run]) 
 
 
 def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
-    """p99 over rate: a PNG per mode and model, a line per system."""
+    """Plot p99 over the rate: one PNG per mode and model, one line per system."""
     from matplotlib.figure import Figure
 
     from benchmarks.harness.plots import saved

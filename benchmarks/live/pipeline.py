@@ -1,22 +1,23 @@
 """Live on Ray Serve, real pages: demand goes up and down, workers and variants follow.
 
-Pages of known text, rendered and noisy, as PNGs through a handle, Poisson arrivals; detection, then
-recognition of every line found (`deployments.ocr`), with all variants. The demand rises from a
-trickle to a share of the capacity that the planner itself computes from the latencies that its
-workers measured, stays there, and falls again. Beyond the capacity `most accurate` even all workers
-cannot keep the best variants: this is where accuracy has to give way, down to a floor.
+The requests are pages of known text, rendered with noise, as PNGs through a handle, with Poisson
+arrivals. The pipeline detects the lines of a page and recognises each (`deployments.ocr`), with all
+variants. Demand begins with a trickle. It rises to a share of the capacity, stays there, and falls
+again. The planner computes the capacity from the latencies that its workers measured. Above the
+capacity called `most accurate`, even all workers together cannot use the best variants. From there
+on the planner gives up accuracy, down to a floor.
 
-Four workers share two cores with all the rest, so a worker is made as slow as it would be with its
-share of a core to itself: after a batch it rests until the processor time that the batch took is
-that share of the time gone by. Without that, it would measure itself fast while the others are
-idle, and be slow when they are not.
+Four workers and everything else share two cores. So each worker is slowed to the speed that it
+would have with a fixed share of a core. After a batch it sleeps until the CPU time of the batch is
+that share of the elapsed time. Otherwise it would be fast while it measures itself and the others
+are idle, and slow later.
 
-*Accuracy* is that of answers in time: *of variants* as measured once for each path on other pages,
-*of characters* measured on the very answers against what is written on the pages. *Violations* are
-requests that were refused, dropped or late, end to end, as the client sees it; *failed* is anything
-that is neither an answer nor a refusal with its reason. *As simulated* is the simulator's answer
-for the same arrivals, planner and policy, with the latencies as the workers had learned them by the
-end; there, times to start a worker and to load a network are guesses.
+*Accuracy* is that of answers in time. *Of variants*: measured once per path on other pages. *Of
+characters*: measured on these answers, against the known text. *Violations* are requests that were
+refused, dropped or late, end to end, as the client sees them. *Failed* requests got neither an
+answer nor a refusal with a reason. *As simulated*: the simulator's figures for the same arrivals,
+planner and policy. It uses the latencies that the workers had learned by the end. Times to start a
+worker and to load a network are guesses.
 """
 
 from __future__ import annotations
@@ -47,29 +48,29 @@ from ray_slo.simulation.workloads import Workload
 
 SOURCE = "Loki Figure 5"
 SLO_S = 2.5
-CLIENT_SHARE = 0.95  # of it, the server is told: the rest is the way from and to the client
+CLIENT_SHARE = 0.95  # share of the SLO that the server is told; the rest is the way to the client
 WORKERS = 4
-CORES = 0.6  # share of the machine's that the workers may use together
+CORES = 0.6  # share of the machine's cores that all workers may use together
 TRICKLE = 0.3  # pages per second
-PEAK = 0.75  # of the capacity with accuracy scaling
-FLOOR = 70.0  # percent: pages are refused rather than read at a lower mean accuracy
-READERS = ("rec32-int8", "rec40-int8", "rec48-int8", "rec48")  # the others are slower, no better
+PEAK = 0.75  # share of the capacity with accuracy scaling
+FLOOR = 70.0  # percent: rather than go below this mean accuracy, the planner sheds pages
+READERS = ("rec32-int8", "rec40-int8", "rec48-int8", "rec48")  # others are slower and no better
 BIN_S = 5.0
 BY_VARIANT = "workers by variant, over time"
-INTERVAL_S = 5.0  # between plans
+INTERVAL_S = 5.0  # seconds between plans
 SWAP_COST = 0.1  # the live planner's default
-START_S, LOAD_S = 8.0, 1.0  # in the simulator: of a worker, of a network
-NOISE = 0.25  # likewise, of latencies: lines are of different lengths
+START_S, LOAD_S = 8.0, 1.0  # in the simulator: time to start a worker, and to load a network
+NOISE = 0.25  # in the simulator: noise of the latencies, because lines differ in length
 PLANNING = {"headroom_quantile": 0.95, "headroom_period_s": 1.0, "accuracy_floor": FLOOR}
 
 
 def share() -> float:
-    """Of a core, that a worker has."""
+    """Return the share of a core that each worker may use."""
     return min(CORES * (os.cpu_count() or 1) / WORKERS, 1.0)
 
 
 def resting(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A batch method that takes as long as it would with `share()` of a core."""
+    """Slow a batch method down to its speed with `share()` of a core."""
 
     def slower(self: Any, network: Any, items: list[Any]) -> Any:
         start, used = time.perf_counter(), time.thread_time()
@@ -91,15 +92,15 @@ class SlowRecognise(Recognise):
 
 @dataclass(frozen=True)
 class Seen:
-    """One request; times in seconds from the start."""
+    """One request; times are in seconds from the start."""
 
     at_s: float
-    status: str  # answered, or as `ray_slo.load.drive` has it
+    status: str  # "answered", or as in `ray_slo.load.drive`
     latency_s: float
-    accuracy: float | None = None  # of the variants, percent
-    wrong: int = 0  # characters
-    written: int = 0
-    why: str = ""  # not answered
+    accuracy: float | None = None  # mean accuracy of the variants, percent
+    wrong: int = 0  # characters that were recognised wrongly
+    written: int = 0  # characters on the page
+    why: str = ""  # the reason if it was not answered
 
     @property
     def in_time(self) -> bool:
@@ -107,13 +108,13 @@ class Seen:
 
     @property
     def failed(self) -> bool:
-        """Neither answered nor refused for a reason."""
+        """Whether it got neither an answer nor a refusal with a reason."""
         return self.status not in ("answered", "refused", "expired")
 
 
 @dataclass(frozen=True)
 class Glance:
-    """The plan and the workers at one time. `variants`: workers by the variant they serve."""
+    """The plan and the workers at one time. `variants`: number of workers that serve each."""
 
     at_s: float
     demand: float
@@ -153,7 +154,7 @@ def run(quick: bool, seed: int) -> list[Row]:
 
 
 def application(profile_seconds: float) -> Any:
-    """The pipeline with all variants, planned often."""
+    """Return the pipeline with all variants, planned every `INTERVAL_S`."""
     return pipeline(profile_seconds).bind()
 
 
@@ -162,7 +163,7 @@ def pipeline(profile_seconds: float) -> Any:
     from deployments import ocr
     from deployments.ocr.app import measured
 
-    few = {"profile_quantile": 0.75}  # lines differ in length, but a page has several
+    few = {"profile_quantile": 0.75}  # lines differ in length, but a page averages over several
     return ray_slo.Pipeline(
         [
             ray_slo.Task(
@@ -199,17 +200,17 @@ def pipeline(profile_seconds: float) -> Any:
 
 
 def planned(handle: Any) -> dict[str, LatencyProfile]:
-    """Wait for the first plan; the profiles that it goes by."""
+    """Wait for the first plan; return the profiles that it uses."""
     while (status := handle.slo_status.remote().result())["plan"]["state"] != "planned":
         time.sleep(0.5)
     return learned(status)
 
 
 def capacities(known: dict[str, LatencyProfile]) -> tuple[float, float]:
-    """Pages per second that all workers can serve: with the most accurate variants, and with those
-    that keep the floor.
+    """Return the pages per second that all workers can serve.
 
-    By the planner, with the profiles that it goes by, and with its headroom.
+    The first figure is with the most accurate variants, the second with any that keep the floor.
+    The planner computes both, with its profiles and its headroom.
     """
     problem = problem_of(known)
     best = max(problem.path_accuracies.values())
@@ -220,7 +221,7 @@ def capacities(known: dict[str, LatencyProfile]) -> tuple[float, float]:
 
 
 def problem_of(known: dict[str, LatencyProfile]) -> loki.Problem:
-    """What the planner is asked, but for the demand."""
+    """Return the planner's problem, with a demand of 1."""
     ((_, tasks),) = pipeline(1.0).spec().pipelines.items()
     return loki.Problem(
         tasks.loki_tasks(known.__getitem__),
@@ -234,7 +235,7 @@ def problem_of(known: dict[str, LatencyProfile]) -> loki.Problem:
 
 
 def largest(fits: Callable[[float], bool]) -> float:
-    """The largest demand that fits, to a twentieth of a request per second; 0 if none does."""
+    """Return the largest demand that fits, to 0.05 requests per second; 0 if none does."""
     low, high = 0.0, 0.5
     while fits(high):
         low, high = high, 2 * high
@@ -245,13 +246,13 @@ def largest(fits: Callable[[float], bool]) -> float:
 
 
 def _accuracy(problem: loki.Problem, demand: float) -> float:
-    """Of the plan for a demand, percent; 0 where some of it would be shed."""
+    """Return the accuracy of the plan for a demand, in percent; 0 if there is no plan."""
     answer = loki.plan(replace(problem, demand=demand))
     return 0.0 if isinstance(answer, Infeasible) else answer.accuracy
 
 
 def ramp(peak: float, quick: bool) -> list[float]:
-    """The demand in pages per second, by bins of `BIN_S`."""
+    """Return the demand in pages per second, one figure per `BIN_S` seconds."""
     low, slope, high = (1, 2, 2) if quick else (5, 20, 8)
     up = np.linspace(TRICKLE, peak, slope + 2)[1:-1].tolist()
     return [TRICKLE] * low + up + [peak] * high + up[::-1] + [TRICKLE] * low
@@ -260,10 +261,10 @@ def ramp(peak: float, quick: bool) -> list[float]:
 async def drive(
     handle: Any, times: np.ndarray[Any, Any], duration_s: float, count: int, seed: int
 ) -> tuple[list[Seen], list[Glance]]:
-    """Send pages at these times, whatever becomes of them; look at the plan once a second.
+    """Send pages at these times (open loop), and look at the plan once a second.
 
     Args:
-        count: so many different pages.
+        count: number of different pages.
     """
     from deployments.ocr.pages import errors, pages
 
@@ -296,7 +297,7 @@ async def drive(
 
 
 def why(error: Exception) -> str:
-    """The reason that an error of ray-slo gives, and where in the pipeline; of others all."""
+    """Return the reason of a ray-slo error and the task that it happened in, else the error."""
     if (reason := getattr(error, "reason", None)) is None:
         return repr(error)[:200]
     task = getattr(error, "task", None)
@@ -304,7 +305,7 @@ def why(error: Exception) -> str:
 
 
 def simulated(known: dict[str, LatencyProfile], times: np.ndarray[Any, Any]) -> list[Row]:
-    """What the simulator says of the same arrivals."""
+    """Simulate the same arrivals, and return the rows."""
     report = simulate_pipeline(
         problem_of(known),
         Workload(arrivals=Times(times_s=times.tolist())),
@@ -328,7 +329,7 @@ def rows(
     seen: Sequence[Seen],
     glances: Sequence[Glance],
 ) -> list[Row]:
-    """The whole run by phases of the ramp, and over time."""
+    """Return the rows of the whole run, by phases of the ramp and by time."""
     made = [
         Row("capacity", "most accurate", "pages/s", limits[0]),
         Row("capacity", f"{FLOOR:g} % accurate", "pages/s", limits[1]),
@@ -399,7 +400,7 @@ def _quantile(values: Sequence[float], q: float) -> float:
 
 
 def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
-    """Demand, accuracy, workers and violations over time, as Loki's Figure 5."""
+    """Plot demand, accuracy, workers and violations over time, as in Loki's Figure 5."""
     from matplotlib.figure import Figure
 
     over_time = _series(rows, "over time")
@@ -438,7 +439,7 @@ def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
 
 
 def _series(rows: Sequence[Row], title: str) -> dict[str, tuple[list[float], list[float]]]:
-    """(seconds, values) by metric of the rows under a title."""
+    """Return (seconds, values) by metric, for the rows whose case begins with `title`."""
     found: dict[str, tuple[list[float], list[float]]] = {}
     for row in rows:
         head, _, when = row.case.partition(" · ")

@@ -1,23 +1,25 @@
 """Live on Ray Serve: two streams on one worker, FLEX with and without preemption.
 
-Times are ten times as long as in the paper. Stream A: 1024 requests for a quick model (ResNet18 in
-Table 4) at once, 50 ms after the start and every 1.2 s. Stream B: a request every 10 ms for a slow
-one (ResNet269), of which one alone takes 786 ms of the SLO's 900. Frontend, scheduler and worker
-are those of any application; only the clients are not: the streams arise in the frontend's process
-(`Driver`), as a burst of 1024 calls from outside would take this machine longer than the SLO.
+All times are ten times those of the paper. Stream A sends 1024 requests at once to a fast model
+(ResNet18 in Table 4), 50 ms after the start and then every 1.2 s. Stream B sends a request every
+10 ms to a slow model (ResNet269). One such request alone takes 786 ms, and the SLO is 900 ms.
+Frontend, scheduler and worker are those of any application. Only the clients differ: the frontend's
+process makes the requests itself (`Driver`). On this machine, 1024 calls from outside would take
+longer than the SLO.
 
-* asleep: models that sleep as long as Table 4 says, times ten, in 50 steps with
-  `ray_slo.checkpoint()` between them;
-* torch: a ResNet of 269 layers for B, run as often per batch as it takes for about 786 ms, and one
-  of 18 on small pictures for A; one CPU thread, 32 exit points in a pass. Times are stretched so
-  that a batch of one of B, as the worker has measured it at start (95th percentile), has its share
-  of the SLO: for each system anew, as the machine may be slower by then. *In time per burst* does
-  not depend on that.
+* asleep: models that sleep ten times as long as Table 4 says. A batch has 50 steps with
+  `ray_slo.checkpoint()` between them.
+* torch: for B a ResNet of 269 layers, run several times per batch, so that a batch takes about
+  786 ms. For A a ResNet of 18 layers on small pictures. Both use one CPU thread, and one pass has
+  32 exit points. The worker measures a batch of one request of B at its start (95th percentile).
+  All times are scaled so that this batch takes the paper's share of the SLO. They are scaled anew
+  for each system, as the machine may be slower by then. *In time per burst* does not depend on it.
 
-*The first burst* comes upon a request of B that has run for 50 ms, in a system that was idle; the
-goodput is that of one period. Of *many bursts*, later ones meet the worker wherever the burst
-before has left it: without preemption B starts when that has expired, and ends with a little time
-left for the next, which is chance (see `shepherd-fig11`, whose figures are *simulated* here).
+*The first burst* arrives in an idle system, when a request of B has run for 50 ms. The goodput is
+that of one period. In *many bursts*, the state of the worker at a later burst depends on the burst
+before. Without preemption, B starts when that burst's requests have expired. When it ends, little
+time is left for the next burst; how much is chance. See `shepherd-fig11`, whose figures are in the
+column *simulated* here.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ SLO_MS = 90.0
 SLOW_MS = sum(TABLE_4_MS["RS269"])
 MAX_BATCH = 128
 EXIT_POINTS = 32
-STEPS = 50  # of a batch that sleeps
+STEPS = 50  # parts of a batch that sleeps
 POLICIES: dict[str, dict[str, Any]] = {
     "flex": {"margin_ms": 18.0},
     "flex, no preemption": {"margin_ms": 18.0, "preemption": False},
@@ -61,7 +63,7 @@ PAPER = 6.2
 
 
 class Network:
-    """A ResNet that sees the same picture in every item, so many times."""
+    """A ResNet that runs `passes` times per batch, with the same picture in every item."""
 
     def __init__(self, depth: int, side: int, passes: int = 1) -> None:
         import torch
@@ -87,12 +89,12 @@ class Network:
 
 
 class Driver(Frontend):
-    """A frontend that makes its own requests."""
+    """A frontend that makes its own requests, without clients."""
 
     async def drive(
         self, arrivals: Mapping[str, list[float]], slo_ms: float
     ) -> dict[tuple[str, str], int]:
-        """Counts by (model, outcome), when all requests have been answered."""
+        """Send all requests; when all are answered, return their counts by (model, outcome)."""
         counts: Counter[tuple[str, str]] = Counter()
 
         async def one(model: str) -> None:
@@ -110,7 +112,7 @@ class Driver(Frontend):
 
 
 def run(quick: bool, seed: int) -> list[Row]:
-    """The streams have no randomness; `seed` does nothing."""
+    """Run both kinds of models. The streams are not random, so `seed` has no effect."""
     from ray_slo.demo.systems import local_serve
 
     rows: list[Row] = []
@@ -217,8 +219,8 @@ def _application(models: dict[str, dict[str, Any]], kwargs: dict[str, Any]) -> A
     bounds = {"RN18": MAX_BATCH, "RS269": 4}
     spec = {
         "models": {
-            # The driver says what the SLO is, when it is known how long B takes. This is not far
-            # from it, or the scheduler would not try B again that once looked too slow.
+            # The driver sets the SLO of each request, once B's time is known. The scheduler's SLO
+            # must be close to it, or it would not try B again after B once looked too slow.
             name: {**model, "latency_slo_ms": 1.6 * SCALE * SLO_MS, "max_batch_size": bounds[name]}
             for name, model in models.items()
         },

@@ -1,16 +1,20 @@
-"""Live on Ray Serve, recorded: the same decisions again, and what the other policy would do.
+"""Live on Ray Serve: each decision log is replayed, and simulated with the other policy.
 
-The same Poisson stream over HTTP goes to `deferred` and to `eager`, each with a decision log: two
-workers whose batches take ℓ(b) = 200 ms + 24 ms · b (they sleep, as a worker of an accelerator does
-while it computes), once with room to spare and once beyond what `eager` can carry; and the latter
-again twice as fast. Then every log is replayed: with its own policy, decision by decision, and in
-the simulator with the *other* one. *Live* is the other policy's own run; *from the log* is what the
-log of the one says of it. All figures are the scheduler's: in time means back at the worker's end
-by the deadline that it knew.
+The same Poisson stream goes over HTTP to `deferred` and to `eager`, and each run writes a decision
+log. There are two workers. A batch of b takes ℓ(b) = 200 ms + 24 ms · b. The worker sleeps for that
+time, as the host of an accelerator does while it computes. There are three cases. The first rate
+leaves room to spare. The second is more than `eager` can carry. The third is twice the second, on
+workers that are twice as fast.
 
-Each policy runs twice, in the order deferred, eager, eager, deferred, and figures are means of the
-two: a machine that gets slower meanwhile does so for both. What the two runs of one policy differ
-by, with the same requests, is what no prediction from another run can be better than.
+Every log is replayed with its own policy, decision by decision. It is also simulated with the
+*other* policy. *Live* is a figure of the other policy's own run. *From the log* is what the
+simulation of the first policy's log predicts for it. All figures are the scheduler's: a request is
+in time if its batch ended by the deadline that the scheduler knew.
+
+Each policy runs twice, in the order deferred, eager, eager, deferred, and figures are means of both
+runs. If the machine gets slower meanwhile, it does so for both policies. *Two live runs apart* is
+the difference between two runs of one policy with the same requests. No prediction from another run
+can be more exact than that.
 """
 
 from __future__ import annotations
@@ -43,10 +47,10 @@ WARMUP_S = 4.0
 
 @dataclass(frozen=True)
 class Case:
-    """A load on workers of a speed."""
+    """An arrival rate, and the speed of the workers."""
 
-    rate: float
-    speed: float = 1.0  # of workers; where it is 2, what is lost on the way counts twice
+    rate: float  # requests/s
+    speed: float = 1.0  # a factor on the workers' speed; at 2, a fixed delay costs twice as much
 
     @property
     def slo_s(self) -> float:
@@ -89,7 +93,7 @@ def _rows(case: Case, lives: dict[str, list[Any]], warmup_s: float) -> list[Row]
         rows += [
             Row(name, "decisions", "", sum(found.rounds for found in same)),
             Row(name, "decided otherwise", "", sum(not found.identical for found in same)),
-            # What frontends leave of the SLO, less the way back.
+            # The SLO, less what frontends keep for the way back to the client.
             Row(name, "budget p50", "ms", 1e3 * float(np.median(budgets))),
         ]
         if len(same) > 1:
@@ -97,7 +101,8 @@ def _rows(case: Case, lives: dict[str, list[Any]], warmup_s: float) -> list[Row]
             offered = _mean(live[policy], "offered")
             apart = 100 * (max(goodputs) - min(goodputs)) / offered
             rows.append(Row(name, "two live runs apart", "% of offered", apart))
-    said: dict[tuple[str, str], list[Report]] = {}  # (of a policy, from the logs of a policy)
+    # By (policy that is simulated, policy whose log it is).
+    said: dict[tuple[str, str], list[Report]] = {}
     for policy in POLICIES:
         for other in POLICIES:
             kwargs = live_arguments(other, 1e3 * case.slo_s)
@@ -175,6 +180,6 @@ def _record(url: str, policy: str, case: Case, seconds: float, seed: int, folder
     payloads = Payloads([b"1"], None, "application/json")
     with running(app):
         by_http(url, payloads, case.rate, duration_s=seconds, seed=seed, slo_s=case.slo_s)
-        time.sleep(1.5)  # the last lines are written
+        time.sleep(1.5)  # until the log's last rows are written
     lives = read(folder)
     return lives[-1]

@@ -1,17 +1,17 @@
-"""Live on Ray Serve: every file of configs/ that serves: start, answers, refusals, memory.
+"""Live on Ray Serve: starts, answers, refusals and memory of every file in configs/ that serves.
 
-Each is started by `serve run` with made-up weights, on loopback, and given requests over HTTP: one
-first, until it is answered, 10 more to warm up, then 20 at the rate that the file's `ray-slo bench`
-line names, and 20 at three times that. Counted is what became of those, in time or late by the
-file's SLO. Of the files in `STEPS` the load rises step by step after that: counted is how many are
-in time, and how accurate the variants are that answer them.
+Each file is started by `serve run` on loopback, with random weights. It gets requests over HTTP:
+one until it is answered, and 10 to warm up. Then come 20 at the rate in the file's `ray-slo bench`
+line, and 20 at three times that rate. The rows count the outcomes of these 40 requests. In time and
+late are judged by the file's SLO. For the files in `STEPS`, the load then rises step by step. The
+rows count the requests in time, and give the mean accuracy of the variants that answered them.
 
 * ready: seconds from the command to the first answer to a request.
 * memory: of the replicas (proportional set size), after the last request.
-* elsewhere: listening sockets that the configuration adds on other addresses than loopback.
+* elsewhere: listening sockets that the configuration adds on addresses other than loopback.
 
-`--only NAME` runs one; `--write` puts the figures of a full run into configs/README.md and into the
-heads of the files. A file whose packages are not installed is left out, and the program says so.
+`--only NAME` runs one file. `--write` puts the figures of a full run into configs/README.md and
+into the heads of the files. A file whose packages are not installed is skipped with a message.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ README = FOLDER / "README.md"
 REQUESTS = 20
 WARM_UP = 10  # requests before those that count, at the same rate
 OVERLOAD = 3
-STEPS = {"traffic-loki": (0.3, 1.0, 2.0, 3.0, 5.0, 8.0)}  # requests/s, by file
+STEPS = {"traffic-loki": (0.3, 1.0, 2.0, 3.0, 5.0, 8.0)}  # rising loads in requests/s, by file
 _STEP_S = 40.0
 QUICK = "digits"
 _READY_S = 300.0
 _STOP_S = 30.0
-_NEEDS = {  # packages that a file's deployment imports, by the beginning of its name
+_NEEDS = {  # the package that a file's deployment imports, by the beginning of the file's name
     "imagenet": "torchvision",
     "traffic": "torchvision",
     "text": "transformers",
@@ -74,8 +74,14 @@ _BEGIN, _END = "<!-- shipped: begin -->", "<!-- shipped: end -->"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", metavar="NAME", help="a file of configs/, without .yaml")
-    parser.add_argument("--write", action="store_true", help="write the figures into configs/")
+    parser.add_argument(
+        "--only", metavar="NAME", help="run only this file of configs/ (its name without .yaml)"
+    )
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="write the figures into the README and the files of configs/",
+    )
 
 
 def run(
@@ -100,18 +106,18 @@ def run(
 
 
 def shipped() -> list[Path]:
-    """The files that `serve run` takes."""
+    """Return the files that `serve run` can start."""
     files = sorted(FOLDER.glob("*.yaml"))
     return [path for path in files if "applications" in yaml.safe_load(path.read_text())]
 
 
 def missing_package(name: str) -> str | None:
-    """What is not installed of what a file needs."""
+    """Return the package that a file needs and that is not installed; None if there is none."""
     needed = _NEEDS.get(name.partition("-")[0])
     return needed if needed is not None and find_spec(needed) is None else None
 
 
-# -- what a file says --------------------------------------------------------------------------
+# -- what a file's head says -------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -133,7 +139,7 @@ class Bench:
         return cls(url, float(named["--rate"]), float(named["--slo-ms"]), named["--payload"])
 
 
-# -- a file that runs --------------------------------------------------------------------------
+# -- run a file --------------------------------------------------------------------------------
 
 
 @dataclass
@@ -141,9 +147,9 @@ class Running:
     """A configuration under `serve run`.
 
     Attributes:
-        ready_s: from the command to the first answer to a request.
-        refusals: bodies of the answers until then, by reason.
-        elsewhere: addresses, other than loopback, that are listened on since it started.
+        ready_s: seconds from the command to the first answer to a request.
+        refusals: the latest refusal before that answer, by reason.
+        elsewhere: addresses other than loopback on which something has listened since its start.
     """
 
     bench: Bench
@@ -153,7 +159,7 @@ class Running:
     elsewhere: frozenset[str] = frozenset()
 
     def load(self, rate: float, count: int = REQUESTS, seed: int = 0) -> LoadResult:
-        """What becomes of requests that arrive at random at a rate."""
+        """Send `count` requests with Poisson arrivals at `rate` per second; return the outcomes."""
         rng = np.random.default_rng(seed)
         times = np.cumsum(rng.exponential(1 / rate, count))
         workload = Recorded.record(
@@ -165,13 +171,13 @@ class Running:
 
 @contextmanager
 def serving(path: Path, log: Path, port: int | None = None) -> Iterator[Running]:
-    """`serve run` a file until the end of the block, in a Ray of its own.
+    """Run a file with `serve run`, in a Ray cluster of its own, until the end of the block.
 
     Args:
-        port: in place of the one that the file names; a copy of the file is written beside the log.
+        port: replaces the file's port, in a copy of the file beside the log.
 
     Raises:
-        RuntimeError: nothing was answered in time, or `serve run` ended; with the end of its log.
+        RuntimeError: nothing was answered in time, or `serve run` ended. Has the end of its log.
     """
     bench = Bench.of(path)
     if port is not None:
@@ -185,7 +191,7 @@ def serving(path: Path, log: Path, port: int | None = None) -> Iterator[Running]
         **os.environ,
         "RAY_ADDRESS": "local",
         "RAY_SLO_WEIGHTS": "none",
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's own processes on loopback, too
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # so that Ray itself listens on loopback only
         "RAY_USAGE_STATS_ENABLED": "0",
         "PYTHONPATH": importable(FOLDER.parent),
     }
@@ -237,7 +243,7 @@ def _until_answered(
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """As Ctrl-C does; whatever is left of its session after a while is killed."""
+    """Interrupt the process as Ctrl-C does. After a while, kill what is left of its session."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
     with suppress(subprocess.TimeoutExpired):
@@ -251,7 +257,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def session_of(leader: int) -> list[int]:
-    """Ids of the processes of a session (Linux)."""
+    """Return the ids of the processes in a session (Linux)."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -266,10 +272,10 @@ def session_of(leader: int) -> list[int]:
 
 
 def listening(pids: Iterable[int] | None = None) -> set[str]:
-    """Addresses with ports that somebody on this machine listens on, as the kernel writes them.
+    """Return the addresses with ports on which this machine listens, as /proc/net/tcp writes them.
 
     Args:
-        pids: only what these processes have.
+        pids: if given, only the sockets of these processes.
     """
     inodes = None if pids is None else {inode for pid in pids for inode in _sockets(pid)}
     found = set()
@@ -282,8 +288,8 @@ def listening(pids: Iterable[int] | None = None) -> set[str]:
 
 
 def _sockets(pid: int) -> Iterator[str]:
-    """Inodes of a process's sockets."""
-    with suppress(OSError):  # it has ended
+    """Yield the inodes of a process's sockets."""
+    with suppress(OSError):  # the process has ended
         for file in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(OSError):
                 kind, _, inode = str(file.readlink()).partition(":")
@@ -292,15 +298,15 @@ def _sockets(pid: int) -> Iterator[str]:
 
 
 def beyond_loopback(addresses: Iterable[str]) -> list[str]:
-    """Those that other machines may reach."""
+    """Return the addresses that are not loopback, so that other machines may reach them."""
     return [address for address in addresses if not _is_loopback(address)]
 
 
 def _is_loopback(address: str) -> bool:
-    """Of the kernel's form: 127.0.0.0/8, ::1, or the former inside the latter's kind."""
+    """Tell whether an address of /proc/net/tcp is 127.0.0.0/8, ::1, or ::ffff:127.0.0.0/104."""
     host = address.partition(":")[0]
     if len(host) == 8:
-        return host.endswith("7F")  # bytes in the machine's order
+        return host.endswith("7F")  # the kernel writes IPv4 addresses in the byte order of the CPU
     return host == "0" * 24 + "01000000" or (
         host.startswith("0" * 16 + "FFFF0000") and host.endswith("7F")
     )
@@ -310,7 +316,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def tried(path: Path, seed: int) -> list[Row]:
-    """The rows of a file."""
+    """Start a file, load it, and return its rows."""
     name = path.stem
     log = Path(os.environ.get("TMPDIR", "/tmp")) / f"shipped-{name}.log"
     with serving(path, log) as running:
@@ -332,11 +338,11 @@ def tried(path: Path, seed: int) -> list[Row]:
 
 
 def figures_of(case: str, load: str, rate: float, result: LoadResult) -> list[Row]:
-    """What became of the requests of a load."""
+    """Return the rows that count the outcomes of the requests of one load."""
     for text, count in result.sample_errors.items():
         print(f"  {case}, {rate:g}/s: {count} × {text}", file=sys.stderr)
     status = result.summary["status"]
-    refused = status["refused"] + status["expired"]  # told so, at once or by the deadline
+    refused = status["refused"] + status["expired"]  # the client got a refusal
     other = result.summary["requests"] - status["ok"] - status["late"] - refused
     requests = result.measured
     in_time = requests[requests["status"] == "ok"]
@@ -354,7 +360,7 @@ def figures_of(case: str, load: str, rate: float, result: LoadResult) -> list[Ro
 
 
 def write_figures(rows: Iterable[Row], readme: Path = README, folder: Path = FOLDER) -> None:
-    """Put the table into the README of configs, and what they need into the heads of the files."""
+    """Write the table into configs/README.md, and what each file needs into the file's head."""
     figures: dict[str, dict[str, float | None]] = {}
     for row in rows:
         figures.setdefault(row.case, {})[row.metric] = row.ours
@@ -377,14 +383,14 @@ def write_figures(rows: Iterable[Row], readme: Path = README, folder: Path = FOL
 
 
 def needs(figures: Mapping[str, float | None]) -> str:
-    """For the head of a file."""
+    """Return the text about memory and start time for a file's head."""
     memory, ready = figures["memory"], figures["ready"]
     assert memory is not None and ready is not None
     return f"{memory / 1000:.1f} GB of memory; first answer after {ready:.0f} s on 2 cores"
 
 
 def table(figures: Mapping[str, Mapping[str, float | None]]) -> str:
-    """Markdown: a line per file, and one per step of a load that rises."""
+    """Return the Markdown tables: one line per file, and one per step of a rising load."""
     each = "requests/s | in time | late | refused | p95"
     lines = [
         f"| config | first answer | memory | {each} | {each} |",

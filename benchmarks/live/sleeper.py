@@ -1,4 +1,4 @@
-"""A model on an accelerator, as its host sees it: a batch of b takes α·b + β seconds, asleep."""
+"""A stand-in for a model on an accelerator: it sleeps α·b + β seconds for a batch of b."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ray_slo import checkpoint
 
 
 class Sleeper:
-    """Answers with its items.
+    """Sleeps for each batch, and returns the items.
 
     Args:
-        alpha_s, beta_s: of the latency of a batch.
-        steps: parts of a batch, with a checkpoint after each.
+        alpha_s, beta_s: a batch of b takes alpha_s · b + beta_s seconds.
+        steps: number of parts of a batch, with a checkpoint (for preemption) after each.
     """
 
     def __init__(self, alpha_s: float, beta_s: float, steps: int = 1) -> None:
@@ -37,10 +37,10 @@ class Sleeper:
 
 
 class TableSleeper:
-    """The same for a profile without a formula.
+    """Sleeps as long as a table says, and returns the items.
 
     Args:
-        seconds: of a batch of 1, 2, ….
+        seconds: how long a batch of 1, 2, … takes.
     """
 
     def __init__(self, seconds: Sequence[float]) -> None:
@@ -56,16 +56,16 @@ class TableSleeper:
 
 
 def slowed(alpha_s: float, beta_s: float, steps: int = 1) -> Sleeper:
-    """A sleeper that is as slow as its worker: $SLEEPER_SLOWNESS times the seconds."""
+    """Return a sleeper whose times are multiplied by the environment's `SLEEPER_SLOWNESS`."""
     slowness = float(os.environ.get("SLEEPER_SLOWNESS", "1"))
     return Sleeper(slowness * alpha_s, slowness * beta_s, steps)
 
 
 class Several:
-    """Variants that sleep; answers with the items.
+    """Sleeps as the chosen variant says, and returns the items.
 
     Args:
-        makes: requests that one makes, by task of the same pipeline.
+        makes: how many requests of each later task of the pipeline one request makes.
     """
 
     def __init__(self, makes: Mapping[str, int] | None = None) -> None:

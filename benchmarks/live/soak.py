@@ -1,23 +1,25 @@
-"""Live on Ray Serve: ten minutes at 110 % of capacity with callers that leave; what grows.
+"""Live on Ray Serve: ten minutes at 110 % of capacity, with callers that leave; does anything grow?
 
-Two frontends, a scheduler actor with a decision log, and two workers whose batches take
-ℓ(b) = 150 ms + 20 ms · b (they sleep). What they can serve is measured first: answers in time per
-second when a fifth more arrives than two workers taking turns could finish. Then 110 % of that
-arrives open-loop (Poisson), and on top callers that leave before their deadline, one in ten: they
-close the connection, or cancel the call. Four fifths come over HTTP, the others as handle calls,
-with bodies of 8 KB. What is too much is refused early. Every few seconds each process is looked at:
-private resident memory, open files, threads, CPU time, asyncio tasks of the product's event loop,
-blocks that Python has allocated. Serve's proxy and controller, and Ray's raylet and GCS, are there
-for comparison and not judged.
+The application has two frontends, a scheduler actor with a decision log, and two workers. The
+workers sleep ℓ(b) = 150 ms + 20 ms · b for a batch of b. First the capacity is measured: answers in
+time per second at 1.2 × the rate that two workers, taking turns, could finish. Then requests arrive
+open-loop (Poisson). One caller in ten leaves before its deadline: it closes the connection, or
+cancels the call. The other callers make up 110 % of the capacity, so the surplus is refused early.
+Four fifths of the requests come over HTTP, the others as handle calls. Bodies have 8 kB.
 
-The rule: the median of the last third of the run may be above that of the second third by no more
-than `RULES` says, or else the growth is over: between the halves of the last third, twice the
-difference is no more than that. (A hiccup of the machine raises the high-water mark of memory once;
-a leak goes on.) The first third is warm-up. After the load all tables of requests and batches must
-be empty, and no more tasks be there than before. Lost is what got neither answer nor error.
+Every few seconds each process is sampled. The samples are private resident memory, open files,
+threads, CPU time, asyncio tasks of ray-slo's event loop, and blocks that Python has allocated.
+Serve's proxy and controller, and Ray's raylet and GCS, are only shown for comparison.
 
-`python -m benchmarks live-soak [--minutes M | --hours H] [--out DIR]` ends with status 1 if
-anything grew, stayed or was lost; the samples are in DIR/soak.csv, the plot in DIR/soak.png.
+Each quantity must be flat. Its median over the last third of the run may exceed that over the
+second third by what `RULES` allows. If it exceeds this, the growth must be over: twice the
+difference between the halves of the last third must be within the allowance. (A hiccup of the
+machine raises the peak of memory once; a leak continues.) The first third is warm-up. After the
+load, all tables of requests and batches must be empty, and there may be no more tasks than before.
+*Lost* requests got neither an answer nor an error.
+
+`python -m benchmarks live-soak [--minutes M | --hours H] [--out DIR]` exits with status 1 if
+anything grew, was kept or was lost. DIR/soak.csv has the samples, DIR/soak.png the plot.
 """
 
 from __future__ import annotations
@@ -51,19 +53,19 @@ SLO_S = 0.9
 WORKERS, FRONTENDS = 2, 2
 MAX_BATCH = 24
 OVERLOAD = 1.1
-BY_HANDLE = 0.2  # of all requests
-LEAVING = 0.1  # of all callers
+BY_HANDLE = 0.2  # share of all requests
+LEAVING = 0.1  # share of all callers
 LOST_AFTER_S = 15.0
 BODY = 8_000  # bytes
 OUT = Path("out/soak")
 OURS = ("frontend", "scheduler", "worker")
-FEWEST = 6  # samples of which something can be said
-_LOOKS = 10  # at what is held after the load, 2 s apart
+FEWEST = 6  # samples that a judgement needs
+_LOOKS = 10  # longest wait after the load for empty tables, in looks of 2 s
 
 
 @dataclass(frozen=True)
 class Rule:
-    """By how much a quantity may grow: a share of it, and so much more."""
+    """By how much a quantity may grow: a share of its value, plus an absolute amount."""
 
     share: float
     more: float
@@ -76,20 +78,20 @@ RULES = {
     "memory, MB": Rule(0.02, 4.0),
     "files": Rule(0.0, 5.0),
     "threads": Rule(0.0, 3.0),
-    "tasks": Rule(0.1, 10.0),  # a few per request that is being answered
+    "tasks": Rule(0.1, 10.0),  # each request that is being answered has a few
     "blocks": Rule(0.01, 10_000.0),
 }
 
 
 @dataclass(frozen=True)
 class Growth:
-    """A series in three thirds.
+    """How a quantity developed over the thirds of a run.
 
     Attributes:
-        thirds: their medians.
-        lately: how much more the second half of the last third has than its first half (medians).
-        per_hour: the slope over the last two thirds.
-        allowed: from the second to the last third.
+        thirds: medians of the thirds.
+        lately: median of the last third's second half, minus that of its first half.
+        per_hour: slope over the last two thirds, per hour.
+        allowed: allowed growth from the second to the last third.
     """
 
     thirds: tuple[float, float, float]
@@ -103,13 +105,13 @@ class Growth:
 
 
 def growth(times_s: Sequence[float], values: Sequence[float], rule: Rule) -> Growth:
-    """How a quantity went over a run.
+    """Return how a quantity developed over a run.
 
     Args:
-        times_s: of the samples, seconds, rising.
+        times_s: times of the samples in seconds, rising.
 
     Raises:
-        ValueError: fewer than `FEWEST` samples.
+        ValueError: there are fewer than `FEWEST` samples.
     """
     if len(values) < FEWEST:
         raise ValueError(f"values: {FEWEST} samples or more are needed, got {len(values)}")
@@ -151,7 +153,7 @@ def application(log_dir: str) -> Any:
 
 
 def bound() -> float:
-    """Requests per second of batches that two workers, taking turns, finish in time."""
+    """Return the requests per second that two workers, taking turns, can finish in time."""
     batch = min((SLO_S / (1 + 1 / WORKERS) - BETA_S) / ALPHA_S, MAX_BATCH)
     return WORKERS * batch / (BETA_S + ALPHA_S * batch)
 
@@ -162,11 +164,11 @@ Send = Callable[[], Awaitable[str]]
 
 
 async def offer(send: Send, rate: float, seconds: float, leaving: float, seed: int) -> Counter[str]:
-    """Poisson arrivals at `rate`, whether or not earlier ones were answered; counts by outcome.
+    """Send Poisson arrivals at `rate` (open loop), and return the counts by outcome.
 
     Args:
-        send: one request; says how it ended: answered, late, refused, expired or an error's text.
-        leaving: share of callers that leave at a random time before the deadline.
+        send: sends one request; returns answered, late, refused, expired, or an error's text.
+        leaving: share of callers that leave, at a random time before their deadline.
     """
     rng = np.random.default_rng(seed)
 
@@ -238,7 +240,7 @@ def http_process(*args: Any) -> Counter[str]:
 
 
 async def both(url: str, rate: float, seconds: float, leaving: float, seed: int) -> Counter[str]:
-    """HTTP from a process of its own, handle calls from this one."""
+    """Send HTTP requests from a separate process, and handle calls from this one."""
     from ray import serve
 
     from ray_slo.demo.systems import APP
@@ -252,11 +254,11 @@ async def both(url: str, rate: float, seconds: float, leaving: float, seed: int)
         return sum(await asyncio.gather(http, direct), Counter())
 
 
-# -- looking -------------------------------------------------------------------------------
+# -- sampling ------------------------------------------------------------------------------
 
 
 class Lookout:
-    """Looks at every process of the application, and of the Ray under it."""
+    """Samples every process of the application, and of Ray."""
 
     def __init__(self, csv_file: Any, log_dir: Path) -> None:
         import psutil
@@ -272,7 +274,7 @@ class Lookout:
         self._writer = csv.writer(csv_file)
         self._writer.writerow(("at_s", "process", "quantity", "value"))
         self._start = time.monotonic()
-        # Ray names its processes: "ray::ProxyActor", and a method of it while that runs.
+        # Ray names its processes "ray::ProxyActor", or "ray::" and the method that runs.
         for process in psutil.Process().children(recursive=True):
             words = process.cmdline() or [""]
             title = words[0].rpartition("/")[2].removeprefix("ray::")
@@ -296,7 +298,7 @@ class Lookout:
         return self._processes[pid][0]
 
     def vitals(self) -> dict[str, dict[str, int]]:
-        """What each of our processes says of itself, by name. Blocks."""
+        """Return what each of our processes reports of itself, by its name. Blocks the caller."""
         asked = [h.broadcast("slo_status") for h in (self._frontends, self._workers)]
         frontends, workers = (response.results(timeout_s=30) for response in asked)
         said = [("scheduler", frontends[0]["scheduler_process"])]
@@ -306,7 +308,7 @@ class Lookout:
         return {self._name(own["pid"], kind): own for kind, own in said}
 
     def look(self) -> dict[str, dict[str, int]]:
-        """Write one sample of everything; returns `vitals()`. Blocks."""
+        """Write one sample of every quantity, and return `vitals()`. Blocks the caller."""
         import psutil
 
         at = f"{time.monotonic() - self._start:.1f}"
@@ -318,12 +320,12 @@ class Lookout:
         for name, process in self._processes.values():
             try:
                 memory = process.memory_info()
-                # Less what is shared: pages of the object store, in which everybody looks.
+                # Without shared memory, which has the pages of the object store.
                 private = memory.rss - getattr(memory, "shared", 0)
                 files, threads = process.num_fds(), process.num_threads()
                 used = process.cpu_times()
             except psutil.NoSuchProcess:
-                continue  # its name is missing among the last ones then
+                continue  # `complaints` reports the missing name
             self._writer.writerow((at, name, "memory, MB", f"{private / 2**20:.3f}"))
             self._writer.writerow((at, name, "files", files))
             self._writer.writerow((at, name, "threads", threads))
@@ -335,14 +337,14 @@ class Lookout:
 
 
 async def watch(lookout: Lookout, every_s: float) -> None:
-    """Look until cancelled."""
+    """Sample until cancelled."""
     while True:
         await asyncio.to_thread(lookout.look)
         await asyncio.sleep(every_s)
 
 
 def kept(vitals: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-    """The tables of every process that are not empty."""
+    """Return the tables that are not empty, by process."""
     own = {
         name: {k: v for k, v in held.items() if k not in ("pid", "tasks", "blocks") and v}
         for name, held in vitals.items()
@@ -351,7 +353,7 @@ def kept(vitals: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
 
 
 async def settled(lookout: Lookout) -> dict[str, dict[str, int]]:
-    """What is held when nothing comes any more; waits for a while until that is nothing."""
+    """Wait until all tables are empty, for at most 20 s, and return the last `vitals`."""
     for _ in range(_LOOKS):
         await asyncio.sleep(2.0)
         if not kept(found := await asyncio.to_thread(lookout.vitals)):
@@ -364,7 +366,7 @@ async def settled(lookout: Lookout) -> dict[str, dict[str, int]]:
 
 @dataclass
 class Soak:
-    """What a soak showed."""
+    """The result of a soak."""
 
     capacity: float
     seconds: float
@@ -393,7 +395,7 @@ class Soak:
 
     @property
     def complaints(self) -> list[str]:
-        """What is not as it should be."""
+        """Messages about everything that grew, was kept or was lost."""
         found = [
             f"{process}: {quantity} grew from {g.thirds[1]:,.1f} to {g.thirds[2]:,.1f}, "
             f"{g.allowed:,.1f} more are allowed"
@@ -460,9 +462,9 @@ class Soak:
 
 
 async def soak(url: str, seconds: float, every_s: float, seed: int, out: Path, log: Path) -> Soak:
-    """Measure the capacity, load, look, and let it come to rest."""
+    """Measure the capacity, apply the load while sampling, and wait until tables are empty."""
     tries_s = min(30.0, seconds)
-    await both(url, 0.8 * bound(), 0.3 * tries_s, 0.0, seed)  # connections, first batches
+    await both(url, 0.8 * bound(), 0.3 * tries_s, 0.0, seed)  # warm-up: connections, first batches
     tried = await both(url, 1.2 * bound(), tries_s, 0.0, seed + 1)
     capacity = tried["answered"] / tries_s
     rate = OVERLOAD * capacity / (1 - LEAVING)
@@ -474,7 +476,7 @@ async def soak(url: str, seconds: float, every_s: float, seed: int, out: Path, l
         watcher = asyncio.create_task(watch(lookout, every_s))
         loading = asyncio.create_task(both(url, rate, seconds, LEAVING, seed + 2))
         await asyncio.wait((watcher, loading), return_when=asyncio.FIRST_COMPLETED)
-        if watcher.done():  # only with an error
+        if watcher.done():  # it ends only with an error
             loading.cancel()
             watcher.result()
         watcher.cancel()
@@ -486,12 +488,33 @@ async def soak(url: str, seconds: float, every_s: float, seed: int, out: Path, l
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     length = parser.add_mutually_exclusive_group()
-    length.add_argument("--minutes", dest="seconds", type=partial(_seconds, 60), metavar="M")
-    length.add_argument("--hours", dest="seconds", type=partial(_seconds, 3600), metavar="H")
-    parser.add_argument(
-        "--every-s", type=float, metavar="S", help="between samples; default: 5, or 10 above 1 h"
+    length.add_argument(
+        "--minutes",
+        dest="seconds",
+        type=partial(_seconds, 60),
+        metavar="M",
+        help="duration in minutes; default: 10",
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", default=OUT)
+    length.add_argument(
+        "--hours",
+        dest="seconds",
+        type=partial(_seconds, 3600),
+        metavar="H",
+        help="duration in hours",
+    )
+    parser.add_argument(
+        "--every-s",
+        type=float,
+        metavar="S",
+        help="seconds between samples; default: 5, or 10 if the soak is longer than 1 h",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        default=OUT,
+        help=f"folder for the samples and the plot; default: {OUT}",
+    )
 
 
 def _seconds(unit_s: float, text: str) -> float:
@@ -508,7 +531,7 @@ def run(
     every_s: float | None = None,
     out: Path = OUT,
 ) -> list[Row]:
-    """Raises `Failed` where anything grew, stayed or was lost."""
+    """Run the soak. Raises `Failed` if anything grew, was kept or was lost."""
     from ray_slo.demo.systems import local_serve, running
 
     seconds = seconds or (20.0 if quick else 600.0)
@@ -529,9 +552,9 @@ def run(
 
 
 def draw(samples: pd.DataFrame, path: Path) -> Path:
-    """Every quantity of every process over time, and where the thirds are.
+    """Draw every quantity of every process over time, with lines between the thirds.
 
-    Memory and blocks are drawn as the difference to what they were after one third.
+    Memory and blocks are drawn as the difference from their value after one third.
     """
     from matplotlib.figure import Figure
 
@@ -566,5 +589,5 @@ def draw(samples: pd.DataFrame, path: Path) -> Path:
 
 
 def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
-    """Of the run that was just made."""
+    """Plot the run that was just made."""
     return [draw(pd.read_csv(OUT / "soak.csv"), directory / "soak.png")]

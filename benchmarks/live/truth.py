@@ -1,16 +1,19 @@
 """Live against simulated: eight applications, each live, simulated beforehand, and replayed.
 
-One model; three models; variants; a pipeline; two groups; unlike workers; preemption; overload with
-refusals. Networks sleep (α·b + β seconds), as a worker of an accelerator does while it computes.
-Each application is deployed with a decision log, and warms up under half of its load. Then, before
-any of what counts is sent, the simulator is asked: the same arrivals, workers that take as long as
-the networks sleep, a policy that knows the profiles that the scheduler has learned by then, and
-the dispatch delay that it has measured. Then the arrivals are sent, from within the frontend.
-Latencies count from when a request is due until its answer is there, in the frontend.
+The applications are: one model; three models; variants; a pipeline; two groups; unlike workers;
+preemption; overload with refusals. Networks sleep α·b + β seconds for a batch of b, as the host of
+an accelerator does while it computes. Each application is deployed with a decision log, and warms
+up under half of its load.
 
-*Replayed*: the same policy in the simulator on what the log holds, with the delays and execution
-times of this very run (`what_if`); a pipeline's tasks are logged one by one, so its requests are
-not. *Decided otherwise*: decisions that the policy, fed with the log's events, does not make again.
+The simulator then predicts the figures, before the requests that count are sent. It gets the same
+arrivals, and workers that take as long as the networks sleep. Its policy uses the profiles that the
+scheduler has learned by then, and the dispatch delay that it has measured. Then the frontend itself
+makes the requests. Latencies count in the frontend, from when a request is due until its answer.
+
+*Replayed*: the same policy in the simulator on the log's requests, with the delays and execution
+times of this run (`what_if`). It is missing for the pipeline, because logs have its tasks one by
+one. *Decided otherwise*: number of logs whose decisions the policy does not make again when it gets
+the log's events.
 
 *Busy workers*: mean number of workers that run a batch.
 """
@@ -46,9 +49,9 @@ ASKED = [
     ("*", "decided otherwise", "≤", 0),
 ]
 MAX_BATCH = 32
-MARGIN_S = 0.005  # `response_margin_ms`, as applications have it by default
-_PAUSE_S = 0.05  # less than lies between the warm-up and what counts
-FACTORS = 2  # requests that a pipeline's first task makes of one
+MARGIN_S = 0.005  # `response_margin_ms`, by default
+_PAUSE_S = 0.05  # shorter than the pause between the warm-up and the requests that count
+FACTORS = 2  # requests of each later task that one request of a pipeline's first task makes
 
 
 @dataclass(frozen=True)
@@ -65,18 +68,18 @@ class Net:
 
 @dataclass(frozen=True)
 class Application:
-    """What is served.
+    """An application and its load.
 
     Attributes:
-        slos_s: by model; of a pipeline, the only one.
-        nets: by variant, by model; of a pipeline by task, the root first.
-        rates: requests per second, by model; of a pipeline under its name.
-        workers: number and slowness, by kind.
+        slos_s: SLO by model; a pipeline has only one.
+        nets: networks by model and variant; those of a pipeline by task, the root first.
+        rates: requests per second by model; those of a pipeline under its name.
+        workers: (number, factor on batch times) by kind.
         policy, kwargs: as in a config.
-        groups: models and kinds of each, where there are groups.
-        pipeline: its name.
-        steps: places in a batch where it can be stopped.
-        bursts: requests that come at once, by model; else 1.
+        groups: (models, kinds of workers) of each group, if there are groups.
+        pipeline: name of the pipeline, if there is one.
+        steps: number of checkpoints in a batch, at which it can be preempted.
+        bursts: number of requests that arrive at once, by model; default 1.
     """
 
     slos_s: Mapping[str, float]
@@ -102,7 +105,7 @@ class Application:
     # -- live ----------------------------------------------------------------------------------
 
     def config(self, folder: Path) -> dict[str, Any]:
-        """Arguments of `build_app`."""
+        """Return the arguments of `build_app`."""
         kinds = {
             kind: {
                 "num_replicas": count,
@@ -167,10 +170,10 @@ class Application:
         delay_s: float,
         preempt_delay_s: float,
     ) -> Figures:
-        """What the simulator says.
+        """Return the figures that the simulator predicts.
 
         Args:
-            told: profiles that the policy goes by, by "variant@kind"; others as the nets sleep.
+            told: the policy's profiles by "variant@kind"; the networks' own stand in for others.
         """
         workloads = {name: Workload(arrivals=Times(times_s=at)) for name, at in arrivals.items()}
         if self.pipeline is not None or self.groups:
@@ -179,10 +182,10 @@ class Application:
                 workloads,
                 policy=self.policy,
                 policy_kwargs={**self._live_arguments(), **self.kwargs},
-                planner=None if self.pipeline is None else "auto",  # as live by default
+                planner=None if self.pipeline is None else "auto",  # the default live, too
                 duration_s=duration_s,
                 items="fixed",
-                # It knows no delay of its own: batches take that much longer.
+                # This simulator has no dispatch delay, so the batches take that much longer.
                 truth=self._problem({}, delay_s).models,
                 preempt_delay_s=preempt_delay_s,
             )
@@ -329,12 +332,12 @@ APPLICATIONS: dict[str, Application] = {
 
 @dataclass(frozen=True)
 class Figures:
-    """What an application did.
+    """Figures of one run of an application.
 
     Attributes:
         goodput, offered: answers in time, and requests, per second.
-        accuracy: mean over what was in time, percent.
-        latencies_s: of what was answered.
+        accuracy: mean over the answers in time, percent.
+        latencies_s: latencies of all answers.
         busy: mean number of workers that run a batch.
     """
 
@@ -346,7 +349,7 @@ class Figures:
 
     @classmethod
     def of(cls, reports: Sequence[Report], seconds: float) -> Figures:
-        """Of one scheduler, or several at the same time; requests came for that long."""
+        """Combine the reports of schedulers that ran together while requests arrived."""
         good = [report.count("good") for report in reports]
         known = [report.accuracy or 0.0 for report in reports]
         return cls(
@@ -401,7 +404,7 @@ def run(quick: bool, seed: int) -> list[Row]:
 def tried(
     name: str, application: Application, seconds: float, warmup_s: float, seed: int, logs: Path
 ) -> list[Row]:
-    """Rows of one application."""
+    """Run one application live and simulated, and return its rows."""
     from ray import serve
 
     from ray_slo.demo.systems import APP, running
@@ -419,7 +422,7 @@ def tried(
             1e-3 * float(status.get("preempt_delay_ms") or 0.0),
         )
         answers = handle.drive.remote(arrivals).result()
-        time.sleep(1.5)  # the last lines are written
+        time.sleep(1.5)  # until the log's last rows are written
     last_s = max(at for times in arrivals.values() for at in times)
     replayed, otherwise, decisions, busy = recorded_of(logs, last_s, seconds, application)
     live = Figures.seen(answers, seconds, busy)
@@ -427,7 +430,7 @@ def tried(
 
 
 def known(status: Mapping[str, Any]) -> dict[str, LatencyProfile]:
-    """Profiles that schedulers go by, as "variant@kind"; of groups, those that each has."""
+    """Return the profiles that the schedulers use, by "variant@kind"."""
     of_groups = [group for group in status.get("groups", {}).values() if "profiles" in group]
     found: dict[str, LatencyProfile] = {}
     for part in [status, *of_groups]:
@@ -441,12 +444,15 @@ def known(status: Mapping[str, Any]) -> dict[str, LatencyProfile]:
 def recorded_of(
     logs: Path, last_s: float, seconds: float, application: Application
 ) -> tuple[Figures | None, int, int, float]:
-    """What the logs of all schedulers say: the same policy simulated on them, decisions that it
-    does not make again, decisions, and busy workers.
+    """Evaluate the logs of all schedulers.
+
+    Returns:
+        Figures of the same policy simulated on the logs (None for a pipeline). Numbers of logs
+        decided otherwise and of decisions. Mean number of busy workers.
 
     Args:
-        last_s: from the first request that counts to the last, of all schedulers.
-        seconds: for which requests came.
+        last_s: time from the first to the last request that counts, of all schedulers.
+        seconds: duration of the arrivals.
     """
     from ray_slo.record.decode import read
     from ray_slo.simulation.replay import policy_arguments, recorded, replay, tape, what_if
@@ -457,11 +463,11 @@ def recorded_of(
     for life in read(logs):
         try:
             found = tape(life)
-        except ValueError:  # a scheduler that nobody asked anything
+        except ValueError:  # this scheduler got no requests
             continue
         same = replay(life)
         decisions, otherwise = decisions + same.rounds, otherwise + (not same.identical)
-        # Before what counts, nobody asked for anything while the simulator ran.
+        # The simulator ran before the requests that count, so there were none at that time.
         since_s = max(duration_of(found) - last_s - _PAUSE_S, 0.0)
         busy += busy_s(recorded(found, since_s)) / seconds
         if application.pipeline is None:
@@ -470,12 +476,12 @@ def recorded_of(
 
 
 def busy_s(report: Report) -> float:
-    """Seconds that workers spent on batches, in the measured window."""
+    """Return the seconds that all workers spent on batches in the measured window."""
     return sum(report.utilisation().values()) * report.window_s
 
 
 def duration_of(found: Any) -> float:
-    """Seconds from the first request of a log to the last."""
+    """Return the seconds from the first request of a log to its last."""
     return max(float(r.arrival) for r in found.requests.values()) - float(found.zero)
 
 
@@ -487,7 +493,7 @@ def compared(
     decisions: int,
     otherwise: int,
 ) -> list[Row]:
-    """Side by side, and how far they are apart."""
+    """Return the figures side by side, and their differences."""
     rows = live.rows(f"{name} · live") + said.rows(f"{name} · simulated")
     if replayed is not None:
         rows += replayed.rows(f"{name} · replayed")

@@ -1,21 +1,20 @@
-"""Live on Ray Serve, real images: price, ramsis, every network alone, and as simulated.
+"""Live on Ray Serve, real images: price, ramsis and each network alone, live and simulated.
 
-Digits of held-out writers with noise on top (so that the networks differ: without it the three
-largest read all but one in a hundred), as PNGs over HTTP, Poisson arrivals, two workers of one
-core each.
-The same stream goes to `price` and `ramsis` with four networks, and to each network alone (policy
-`deferred`). The loads are shares of what the best network can serve on this machine, as the workers
-measure it at start, at most 100 requests/s. *In time*: answered within the client's SLO, the server
-being told nine tenths of it.
+The requests are digits of held-out writers as PNGs over HTTP, with Poisson arrivals. Noise is added
+to the digits, so that the networks differ: without it, the three largest read all but 1 % rightly.
+There are two workers with one core each. The same stream goes to `price` and `ramsis` with four
+networks, and to each network alone (policy `deferred`). The loads are shares of what the best
+network can serve here, according to the workers' measurement at the start. They are at most 100
+requests/s. *In time*: answered within the client's SLO. The server is told nine tenths of it.
 
-*Accuracy* is the mean over requests answered in time of the network's own accuracy on all the noisy
-images; *right* is the share of them whose label was read rightly, which says the same with the
-noise of a sample. *Predicted* is the simulator's answer for the same policy and the same arrival
-times: profiles as the scheduler had learned them by the end of the run for the policy, execution
-times as they were (mean and spread) for the workers, the measured dispatch delay for both.
+*Accuracy*: mean over the requests answered in time of the network's accuracy on all noisy images.
+*Right*: share of those requests whose answer was right; it estimates the same with sampling noise.
+*Predicted*: the simulator's figure for the same policy and the same arrival times. Its policy uses
+the profiles that the scheduler had learned by the end of the run. Its workers use the execution
+times of the run (mean and spread). Both use the measured dispatch delay.
 
-digits-l is left out: it reads as well as digits-xl for half the time, so nothing would be left to
-choose at rates that a laptop's HTTP proxy can take.
+digits-l is left out. It is as accurate as digits-xl in half the time. So there would be nothing to
+choose at rates that the HTTP proxy of a laptop can handle.
 """
 
 from __future__ import annotations
@@ -37,24 +36,24 @@ from ray_slo.simulation.workloads import Workload
 SOURCE = "ray-slo, RAMSIS §7"
 NETWORKS = ("digits-xs", "digits-s", "digits-m", "digits-xl")
 MODEL = "digits"
-NOISE = 3.0  # standard deviation of ink, of 16
+NOISE = 3.0  # standard deviation of the noise; ink goes from 0 to 16
 SLO_S = 0.6
-SERVER_SHARE = 0.9  # of the SLO: the rest is the way from and to the client
+SERVER_SHARE = 0.9  # share of the SLO that the server is told; the rest is the way to the client
 MARGIN_S = 0.005  # `response_margin_ms`
 WORKERS = 2
-LOADS = (0.35, 0.6, 1.0)  # of the best network's capacity
+LOADS = (0.35, 0.6, 1.0)  # shares of the best network's capacity
 MAX_RATE = 100.0
 WARMUP_S = 8.0
 
 
 @dataclass
 class Measured:
-    """One system under one load."""
+    """The outcome of one system under one load."""
 
     rate: float
     requests: pd.DataFrame  # those after the warm-up
     executed: pd.DataFrame  # (variant, batch_size, exec_s) of every answer
-    told: dict[str, LatencyProfile]  # what the policy believed at the end, by variant
+    told: dict[str, LatencyProfile]  # the policy's profiles at the end, by variant
     delay_s: float
     times_s: np.ndarray[Any, Any] = field(default_factory=lambda: np.empty(0))
 
@@ -141,7 +140,7 @@ def run(quick: bool, seed: int) -> list[Row]:
 
 
 def noisy_pngs(count: int | None, seed: int) -> tuple[list[bytes], np.ndarray[Any, Any]]:
-    """Held-out digits with Gaussian noise on their ink, as PNGs of 64 x 64 pixels; labels."""
+    """Return held-out digits with Gaussian noise as PNGs of 64 x 64 pixels, and their labels."""
     from ray_slo.demo.digits.data import INK, test_set, to_png
 
     images, labels = (part[:count] for part in test_set())
@@ -151,7 +150,7 @@ def noisy_pngs(count: int | None, seed: int) -> tuple[list[bytes], np.ndarray[An
 
 
 def measure_accuracies(images: list[Any], labels: np.ndarray[Any, Any]) -> dict[str, float]:
-    """Percent of these images that each network reads rightly."""
+    """Return the percentage of these images that each network reads rightly."""
     from ray_slo.demo.digits import DigitsFamily, load_variant
 
     reader = DigitsFamily()
@@ -167,7 +166,7 @@ def measure_accuracies(images: list[Any], labels: np.ndarray[Any, Any]) -> dict[
 
 
 def application(policy: str, accuracies: dict[str, float], profile_seconds: float) -> Any:
-    """The digits application with these networks as variants."""
+    """Return the digits application with these networks as variants."""
     import ray_slo
     from ray_slo.demo.digits import DigitsFamily
 
@@ -191,7 +190,10 @@ def application(policy: str, accuracies: dict[str, float], profile_seconds: floa
 
 
 def throughput(profile: LatencyProfile, slo_s: float) -> float:
-    """Requests per second of one worker, in batches that leave as much time to wait as to run."""
+    """Return the best requests per second of one worker with batches of at most half the SLO.
+
+    The other half is time to wait.
+    """
     largest = max(profile.max_batch_within(slo_s / 2), 1)
     return max(profile.throughput(b) for b in range(1, largest + 1))
 
@@ -203,7 +205,7 @@ def predict(
     warmup_s: float,
     duration_s: float,
 ) -> tuple[float, float]:
-    """(accuracy of answers in time, percent not in time) in the simulator."""
+    """Simulate; return (accuracy of answers in time, requests not in time), both in percent."""
     actual, spread = execution(seen.executed, seen.told)
     delay = DispatchDelay(seen.delay_s)
 
@@ -231,16 +233,18 @@ def predict(
 def execution(
     executed: pd.DataFrame, told: dict[str, LatencyProfile]
 ) -> tuple[dict[str, LatencyProfile], float]:
-    """Median execution time by variant and batch size as it was, and the spread around it.
+    """Return the profiles that the execution times show, and the spread of these times.
 
-    Where a variant did not run, what the policy was told stands in.
+    Each profile is the policy's, scaled by the median ratio of measured to expected time. A variant
+    that did not run keeps the policy's profile. The spread is the standard deviation of the
+    logarithm of that ratio.
     """
     ratios: list[np.ndarray[Any, Any]] = []
     actual = dict(told)
     for name, rows in executed.groupby("variant"):
         known = told[str(name)]
         sizes = rows["batch_size"].astype(int).to_numpy()
-        # A batch of b stands in b rows: each counts for 1/b of it.
+        # A batch of b requests has b rows, of which one is to count.
         one_each = _per_batch(sizes)
         sizes, seconds = sizes[one_each], rows["exec_s"].to_numpy()[one_each]
         believed = np.array([known.latency(int(b)) for b in sizes])
@@ -251,7 +255,7 @@ def execution(
 
 
 def _per_batch(sizes: Iterable[int]) -> list[int]:
-    """Indices of every b-th of the rows with batch size b."""
+    """Return the indices of one row per batch: every b-th of the rows with batch size b."""
     counts: dict[int, int] = {}
     picked = []
     for i, size in enumerate(sizes):

@@ -19,24 +19,26 @@ def traffic(
     batch_sizes: Collection[int] = BATCH_SIZES,
     without: Collection[str] = (),
 ) -> tuple[Task, ...]:
-    """The traffic pipeline: detection, then these child tasks; without some variants.
+    """Return the traffic pipeline: detection, then these child tasks, without some variants.
 
-    Latencies are the medians on a GTX 1080 Ti at the batch sizes asked for; accuracies are relative
-    to a task's best variant, percent.
+    Latencies are medians on a GTX 1080 Ti at these batch sizes. Accuracies are relative to the best
+    variant of a task, in percent.
     """
     tasks = {task: None if task == DETECT else DETECT for task in (DETECT, *children)}
     return _tasks("traffic_analysis", tasks, batch_sizes, without)
 
 
 def social_media(batch_sizes: Collection[int] = BATCH_SIZES) -> tuple[Task, ...]:
-    """The social media pipeline: an image goes to detection and to captioning at once. The root is
-    what splits it up, as published: a task that takes no time (and yet a worker)."""
+    """Return the social media pipeline: an image goes to detection and to captioning at once.
+
+    As published, the root splits the image. It is a task that takes no time but needs a worker.
+    """
     tasks = {SOURCE: None, DETECT: SOURCE, CAPTIONS: SOURCE}
     return _tasks("social_media", tasks, batch_sizes)
 
 
 def trace(name: str) -> list[float]:
-    """Requests per second, a second each."""
+    """Return the requests per second of a published trace, one figure per second."""
     with published(f"loki/trace_{name}.csv").open(newline="") as file:
         return [float(row["qps"]) for row in csv.DictReader(file)]
 

@@ -2,12 +2,12 @@
 
 Two tasks, 20 servers, 250 ms.
 
-*Hardware scaling*: more servers, the most accurate variants. *Accuracy scaling*: all servers, less
-accurate variants, first those that cost the pipeline least. *Share*: beyond, what cannot be served
-is shed. As planned, without headroom for random arrivals; the full run also serves Poisson arrivals
-for 20 s at plans with headroom, demand known. The demands that the paper prints (560, 1550 and 1765
-req/s) do not follow from the published profiles, so they are not shown; its gain of 2.7 is at a
-drop of 13 points. Ours is with YOLOv5s; `loki-solver` shows it without as well.
+*Hardware scaling* adds servers with the most accurate variants. *Accuracy scaling* uses all servers
+with less accurate variants, first those that cost the pipeline least. *Share*: beyond that, part of
+the demand is shed. The rows have plans without headroom for random arrivals. The full run also
+simulates Poisson arrivals for 20 s, with headroom and known demand. The paper's demands (560, 1550
+and 1765 req/s) do not follow from the published profiles, so they are not shown. Its gain of 2.7 is
+at a drop of 13 points. Ours includes YOLOv5s; `loki-solver` also shows it without.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _point(asked: loki.Problem, demand: float, simulated: bool) -> list[Row]:
 
 
 def _of_task(made: loki.Plan, task: loki.Task) -> float:
-    """Mean over the task's requests of the accuracy of their variant alone, percent."""
+    """Return the mean accuracy of the variants of a task over its requests, in percent."""
     accuracy = {v.name: v.accuracy for v in task.variants}
     loads = [(a.load, accuracy[a.variant]) for a in made.assignments if a.task == task.name]
     total = sum(load for load, _ in loads)
@@ -95,7 +95,7 @@ def _of_task(made: loki.Plan, task: loki.Task) -> float:
 
 
 def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
-    """Accuracy, servers and share over demand."""
+    """Plot accuracy, servers and share over demand."""
     from matplotlib.figure import Figure
 
     lines: dict[str, list[tuple[float, float]]] = {}

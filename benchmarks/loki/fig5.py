@@ -1,14 +1,15 @@
 """A day of traffic analysis end to end, with InferLine and Proteus.
 
-20 servers, 250 ms. Detection, then cars and faces, on the published profiles; all three tasks fit
-into 250 ms, hardware scaling ends at 198 req/s. The published trace is the shape of a day of Azure
-Functions in 347 points of 50 to 425 req/s. It has one a second, which makes the day 249 times as
-fast as it was: demand doubles in 20 s, two periods of the planner. Here a point lasts 4 s (62 times
-as fast); with --quick, every sixteenth point lasts 4 s, so that starts and loads weigh more.
+20 servers, 250 ms. The pipeline is detection, then cars and faces, on the published profiles. All
+three tasks fit into 250 ms, and hardware scaling ends at 198 req/s. The published trace has the
+shape of a day of Azure Functions, in 347 points of 50 to 425 req/s. With one point per second, the
+day would pass 249 times as fast, and demand would double in 20 s, two periods of the planner. Here
+a point lasts 4 s (62 times as fast). With --quick, only every sixteenth point is run, so starts and
+loads weigh more.
 
-Then ours and Proteus on the two-task chain (no faces, hardware scaling ends at 208 req/s) and ours
-with other headroom and times, while demand rises to 191 req/s (the first 80 points); and what swaps
-cost while it rises on to 295 (the next 50).
+Further rows compare ours and Proteus on the two-task chain (no faces; hardware scaling ends at 208
+req/s). Others have ours with other headroom and times, while demand rises to 191 req/s (the first
+80 points). The last show the cost of swaps while demand rises to 295 req/s (the next 50 points).
 """
 
 from __future__ import annotations
@@ -28,25 +29,25 @@ ASKED = [
         "servers, off-peak",
         "≥",
         2.5,
-        "one server of the three-task tree does nothing but faces",
+        "a plan of the three-task tree needs one server for faces alone",
     ),
     (
         "*peers over ours · Proteus",
         "servers, up to",
         "≥",
         2.67,
-        "a plan has whole servers: 8 of 20",
+        "a plan has a whole number of servers: ours has 8 of 20",
     ),
     (
         "*peers over ours · InferLine",
         "capacity, ours over theirs",
         "≥",
         2.5,
-        "the trace ends at 425 req/s",
+        "the trace ends at 425 req/s, so it does not show all of our capacity",
     ),
 ]
 STEP_S, QUICK_EVERY, RISE, SWAPS = 4.0, 16, 80, 50
-# Figure 5 and §6.2: "up to".
+# From Figure 5 and §6.2, which say "up to".
 PAPER = {
     "Proteus: violations, whole day": 10.0,
     "Proteus: servers, up to": 2.67,
@@ -95,7 +96,7 @@ def run(quick: bool, seed: int) -> list[Row]:
 def _rise(
     case: str, day: Day, system: str, most: float, seed: int, **times: float | bool
 ) -> list[Row]:
-    """While hardware scaling suffices, and below 15 % of the largest demand of the day."""
+    """Return figures while hardware scaling suffices, and below 15 % of the day's peak demand."""
     windows = day.windows(day.run(system, seed, **times)).fillna({"accuracy": 0.0})
     first = windows.phase == "hardware scaling"
     made = figures(windows, first)

@@ -1,18 +1,18 @@
-"""What becomes of late requests: the paper's four rules, and ours.
+"""What happens to late requests: the paper's four rules, and ours.
 
-The day of `loki-fig5` (traffic analysis, 20 servers, 250 ms; every second point, with --quick five
-points of the peak), with Loki's plans throughout; only `drop` and `queues` of the policy `pipeline`
-differ. The paper prints bars, no numbers: no dropping loses most, then last-task, per-task
-dropping, and least opportunistic rerouting.
+The setting is the day of `loki-fig5` (traffic analysis, 20 servers, 250 ms), with every second
+point, or with --quick five points of the peak. All plans are Loki's. Only the arguments `drop` and
+`queues` of the policy `pipeline` differ. The paper prints only bars: no dropping loses most, then
+last-task dropping, then per-task dropping, and opportunistic rerouting loses least.
 
-*As in the paper*: every worker has its own queue. A request that found its budget used up by the
-wait in that queue is late, although the next task could make up for it: its budget holds as much
-waiting again, and rarely is there a backup whose whole execution is that much shorter. *Shared*:
-the workers of a variant have one queue, so that fewer wait that long. `slack` is ours: it drops or
-reroutes by what is left until the deadline, instead of by what was spent at a task.
+*As in the paper*: every worker has its own queue. A request whose wait used up its budget for the
+task counts as late, even if the next task could make up for it. That task's budget also has as much
+time for waiting. But rarely is there a backup whose whole execution is that much shorter. *Shared*:
+the workers of a variant have one queue, so fewer requests wait that long. `slack` is our rule. It
+drops or reroutes by the time that is left until the deadline, not by the time spent at a task.
 
-Violations, and what they are made of: frames that were answered late, and that were dropped at the
-first task or at a later one, where they have cost something already.
+Violations have three parts: frames that were answered late, dropped at the first task, or dropped
+at a later task, after they had cost something.
 """
 
 from __future__ import annotations
@@ -67,5 +67,5 @@ def _rows(case: str, report: PipelineReport) -> list[Row]:
 
 
 def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
-    """Violations by rule."""
+    """Plot violations by rule."""
     return plot_bars([r for r in rows if r.metric == "violations"], directory)

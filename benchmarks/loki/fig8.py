@@ -1,13 +1,14 @@
 """Accuracy and violations under SLOs from 100 to 400 ms.
 
-The day of `loki-fig5`: every second point, and with --quick five points of the peak. Mean accuracy
-over the day, its largest drop (from the most accurate path there is, to the worst 10 seconds), and
-mean violations. The paper prints curves, no numbers: all improve with the SLO, and ever less.
+This is the day of `loki-fig5` with every second point; with --quick, five points of the peak. Rows
+have the mean accuracy over the day, its largest drop, and the mean violations. The largest drop is
+from the most accurate path to the worst 10 seconds. The paper prints only curves. All its curves
+improve with the SLO, less and less.
 
-In the paper 200 ms is the least SLO that can be served at all. On the published profiles it is far
-less, as the fastest path takes 14 ms (27 with as much waiting): 100 and 150 ms are shown as well.
-What grows with a tighter SLO is the number of small, inefficient batches; at 100 ms the most
-accurate detector and recogniser are too slow together: there is no hardware scaling at all.
+In the paper, 200 ms is the smallest SLO that can be served at all. On the published profiles it is
+much smaller: the fastest path takes 14 ms, and 27 ms with as much waiting. So 100 and 150 ms are
+shown, too. Tighter SLOs need more small, inefficient batches. At 100 ms, the most accurate detector
+and recogniser together are too slow, so there is no hardware scaling at all.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def run(quick: bool, seed: int) -> list[Row]:
 
 
 def _best(tasks: tuple[loki.Task, ...]) -> float:
-    """Accuracy of the most accurate path, mean of the sinks."""
+    """Return the accuracy of the most accurate path, as a mean over the sinks."""
     made = loki.plan(loki.Problem(tasks, demand=1.0, workers=20, slo_s=10.0))
     assert isinstance(made, loki.Plan)
     return made.accuracy

@@ -1,12 +1,13 @@
 """How often plans change at a few requests per second, by average and swap cost.
 
-The published two-task chain with all latencies 12 times as long, six workers and 3 s, so that
-hardware scaling ends at 5.2 req/s; demand swings from 2 to 7 req/s and back in ten minutes, 30 s
-a point. Workers take 8 s to start and 1 s to load, headroom 0.95, a plan every 10 s or at a change.
+The pipeline is the published two-task chain with 12 times its latencies, six workers and an SLO of
+3 s. So hardware scaling ends at 5.2 req/s. Demand swings from 2 to 7 req/s and back in ten minutes,
+with 30 s per point. Workers take 8 s to start and 1 s to load a variant. Headroom is 0.95, and
+there is a plan every 10 s or when demand changes.
 
-The demand is averaged over 3 s, or over up to 30 s where fewer than 32 requests come in that time
-(the default of `planning.demand.Rate`). *swap cost*: points of accuracy that reloading a worker
-must gain (0.1 is the live planner's default). *changes*: plans with other variants than the last.
+Demand is averaged over 3 s, or over up to 30 s if fewer than 32 requests arrive in that time (the
+default of `core.demand.Rate`). *Swap cost*: points of accuracy that reloading a worker must gain;
+0.1 is the live planner's default. *Changes*: plans with other variants than the plan before.
 """
 
 from __future__ import annotations

@@ -1,24 +1,24 @@
 """Time of a plan and of routing tables; where hardware and accuracy scaling end.
 
 The published profiles of the traffic pipeline, 20 workers, 250 ms, no headroom. *Capacity* is the
-largest demand that a step can plan for: with the most accurate variants alone, at a mean end-to-end
-accuracy of 13 points below theirs, and at any accuracy. The paper prints 2.5× for the second over
-the first, and ~500 ms and ~0.15 ms for a plan and for the tables; its absolute demands (560 to 1765
-in Figure 1) do not follow from the published profiles, so they are not shown.
+largest demand for which there is a plan. It is given with the most accurate variants alone, at a
+mean end-to-end accuracy of 13 points less, and at any accuracy. The paper's ratio of the second to
+the first is 2.5×. Its times are ~500 ms for a plan and ~0.15 ms for the tables. Its absolute
+demands (560 to 1765 in Figure 1) do not follow from the published profiles, so they are not shown.
 
-YOLOv5s makes the difference: the published table has it at 89.5 % and faster than YOLOv5m at
-73.8 %, but no end-to-end accuracy of its paths. Without it the gain is the paper's, with it it is
-larger. *Any batch size* allows 1 to 64 instead of powers of two.
+The result depends on YOLOv5s. In the published table it has 89.5 % and is faster than YOLOv5m with
+73.8 %, but its paths have no end-to-end accuracy. Without it, the gain is that of the paper; with
+it, the gain is larger. *Any batch size* allows 1 to 64 instead of powers of two.
 
-Plan times are over a grid of demands from 1 % of the capacity to 20 % above it: CPU time of all
-threads, and time on the clock of the machine as it is now. *Warm* plans start from the plan before.
-Tables are for a plan that uses all 20 workers, the least of several rounds.
+Plan times are over a grid of demands from 1 % of the capacity to 20 % above it. They are CPU times
+of all threads, and elapsed times on the present machine. *Warm* plans start from the previous plan.
+Tables are for a plan that uses all 20 workers; their time is the shortest of several rounds.
 
-*What tables make of plans*: means over demands between the two capacities, of the requests that
-tables send on paths too slow for the SLO, of those that find no capacity, and of the accuracy of a
-plan. The published program sees to the paths of its own shares only, while Algorithm 1 knows
-nothing of paths, and saturates accurate detectors that find more than the plan reckons with;
-`any_route` in the planner and `as_planned` in the tables mend that.
+*What tables make of plans*: means over demands between the two capacities. The rows have the
+requests that tables send on paths too slow for the SLO, those without capacity, and the accuracy of
+the plan. The published program only checks the paths that its own shares use, and Algorithm 1
+ignores paths. Algorithm 1 also saturates accurate detectors, which find more items than the plan
+assumes. `any_route` in the planner and `as_planned` in the tables correct both.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _capacities(case: str, problem: loki.Problem) -> list[Row]:
 def _times(case: str, problem: loki.Problem, points: int) -> list[Row]:
     most = loki.capacity(problem)
     grid = [most * (0.01 + 1.19 * i / (points - 1)) for i in range(points)]
-    best_plan(replace(problem, demand=grid[0]))  # imports, the licence
+    best_plan(replace(problem, demand=grid[0]))  # so that imports and the licence are not timed
     rows = []
     for name, warm in (("cold", False), ("warm", True)):
         last, clock, cpu = None, [], []
@@ -102,7 +102,7 @@ def _times(case: str, problem: loki.Problem, points: int) -> list[Row]:
             cpu.append(1e3 * (time.process_time() - used))
             last = made
         if warm and problem.backend != "gurobi":
-            break  # takes no start
+            break  # this solver cannot start from a given solution
         label = f"plan · {case}, {problem.backend}, {name}"
         rows += [
             Row(label, "median", "ms CPU", statistics.median(cpu), PAPER_PLAN_MS),

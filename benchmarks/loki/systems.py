@@ -1,11 +1,11 @@
-"""Loki and its peers on a day of demand: what they share, and what is made of their runs.
+"""Loki and its peers on a day of demand: the shared setting, and the rows of their runs.
 
-Same workers, period, demand estimate, headroom, factors, policy, solver and times for all; only the
-planner differs. Simulated end to end: a frame any branch of which is late or dropped is a
-violation, and accuracy is over the frames that were in time, which flatters systems that drop much.
+All systems have the same workers, period, demand estimate, headroom, factors, policy, solver and
+times. Only the planner differs. The simulation is end to end: a frame is a violation if any branch
+of it is late or dropped. Accuracy is over frames in time, which flatters systems that drop many.
 
-The times are chosen, as the paper prints none but the period (10 s) and the solver's (0.5 s): a
-worker needs 2 s to start and 1 s to load a variant, serving the old one meanwhile.
+The paper prints only two times: the period (10 s) and that of the solver (0.5 s). We chose the
+others. A worker needs 2 s to start, and 1 s to load a variant while it serves the old one.
 """
 
 from __future__ import annotations
@@ -47,13 +47,16 @@ SERIES = (("accuracy", "accuracy", "%"), ("servers", "servers", ""), ("violation
 
 
 def best_plan(asked: loki.Problem, last: loki.Plan | None = None) -> loki.Plan:
-    """Of what is asked, or of what is feasible of it."""
+    """Return the plan for a problem; if it is infeasible, the best-effort plan."""
     made = loki.plan(asked, last)
     return made.best_effort if isinstance(made, Infeasible) else made
 
 
 def capacities(asked: loki.Problem, drop: float) -> tuple[float, float, float]:
-    """Requests per second: by hardware scaling, at a drop of so many points of accuracy, in all."""
+    """Return the capacity (requests/s) with hardware scaling, at a drop of accuracy, and at all.
+
+    `drop` is in points of accuracy.
+    """
     exact = replace(asked, relative_gap=1e-6)
     hardware = loki.capacity(exact, most_accurate=True)
     best = best_plan(replace(asked, demand=hardware * 0.99)).accuracy
@@ -66,12 +69,12 @@ class Day:
     """A pipeline under a trace.
 
     Attributes:
-        name: of the pipeline, for titles.
-        problem: what the planners are given.
-        rates: requests per second, each for `step_s`.
-        unseen: workers that do not count as servers.
+        name: name of the pipeline, for titles.
+        problem: the problem for the planners.
+        rates: requests per second; each rate lasts `step_s`.
+        unseen: number of workers that do not count as servers.
         systems: planners by name.
-        times: instead of `TIMES`.
+        times: arguments that replace `TIMES`.
         peak: the peak is where demand is at least this share of the largest.
     """
 
@@ -85,7 +88,7 @@ class Day:
     peak: float = 0.9
 
     def run(self, system: str, seed: int, **times: Any) -> PipelineReport:
-        """One system, from the first to the last rate."""
+        """Run one system over the whole day."""
         return simulate_pipeline(
             self.problem,
             Workload(arrivals=Trace(rates=list(self.rates), interval_s=self.step_s)),
@@ -95,8 +98,10 @@ class Day:
         )
 
     def windows(self, report: PipelineReport) -> pd.DataFrame:
-        """`PipelineReport.windows`, with the least and largest rate of the trace in each and with
-        the phase: which of them hardware scaling alone can plan for."""
+        """Return `PipelineReport.windows` with the trace's least and largest rate, and the phase.
+
+        The phase of a window says whether hardware scaling alone suffices for its rates.
+        """
         windows = report.windows(WINDOW_S)
         windows["workers"] -= self.unseen
         rates = np.array(self.rates)
@@ -117,13 +122,13 @@ class Day:
 
 
 def problem(tasks: tuple[loki.Task, ...], seed: int, **fields: Any) -> loki.Problem:
-    """With what all programs share, unless `fields` say otherwise."""
+    """Return a problem with the shared setting, which `fields` may override."""
     shared = {"workers": SERVERS, "slo_s": SLO_S, "headroom_quantile": HEADROOM}
     return loki.Problem(tasks, 0.0, seed=seed, **{**shared, **fields})
 
 
 def planned_for(asked: loki.Problem, capacity: float) -> float:
-    """The largest demand of which the headroom's quantile is within `capacity`."""
+    """Return the largest demand whose headroom quantile is within `capacity`."""
     low, high = 0.0, capacity
     for _ in range(40):
         middle = (low + high) / 2
@@ -133,7 +138,7 @@ def planned_for(asked: loki.Problem, capacity: float) -> float:
 
 
 def figures(windows: pd.DataFrame, chosen: Any) -> dict[str, float]:
-    """Demand, violations and accuracy over frames, servers over time, of the chosen windows."""
+    """Return the demand, violations, accuracy (over frames) and servers of the chosen windows."""
     w = windows[chosen]
     good = w.demand * (1 - w.violation_ratio)
     return {
@@ -145,10 +150,10 @@ def figures(windows: pd.DataFrame, chosen: Any) -> dict[str, float]:
 
 
 def compare(day: Day, seed: int, paper: Mapping[str, float]) -> list[Row]:
-    """All systems over the day: by phase, in proportion to ours, and over time.
+    """Return the rows of all systems over the day: by phase, relative to ours, and over time.
 
     Args:
-        paper: what the paper prints, by the metric's name.
+        paper: figures that the paper prints, by metric.
     """
     runs = {
         name: day.windows(day.run(name, seed)).fillna({"accuracy": 0.0}) for name in day.systems
@@ -212,7 +217,10 @@ def _ratio(
 
 
 def series(name: str, runs: Mapping[str, pd.DataFrame], points: int = 36) -> list[Row]:
-    """Over time, at most so many points: demand, and accuracy, servers, violations by system."""
+    """Return rows over time: demand, and each system's accuracy, servers and violations.
+
+    There are at most `points` points.
+    """
     first = next(iter(runs.values()))
     step = math.ceil(len(first) / points)
     rows = []
@@ -227,7 +235,7 @@ def series(name: str, runs: Mapping[str, pd.DataFrame], points: int = 36) -> lis
 
 
 def plot_days(rows: Sequence[Row], directory: Path) -> list[Path]:
-    """As in the paper: demand, accuracy, servers and violations over time; a PNG per pipeline."""
+    """Plot demand, accuracy, servers and violations over time, as in the paper; one PNG each."""
     from matplotlib.figure import Figure
 
     days: dict[str, dict[str, list[tuple[float, float]]]] = {}

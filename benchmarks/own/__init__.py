@@ -1,1 +1,1 @@
-"""Programs for what is not in the papers."""
+"""Programs beyond the papers."""

@@ -1,6 +1,7 @@
-"""Applications made of features: what `composition` and `autoscale-day` run.
+"""Applications that combine features, for `composition` and `autoscale-day`.
 
-A model alone is `vision`. Networks are linear in the batch, ℓ(b) = α · b + β:
+An application with one model has `vision`. The latency of a network is linear in the batch size,
+ℓ(b) = α · b + β:
 
 | task | α ms | β ms | SLO ms | accuracy of its variants |
 |---|---|---|---|---|
@@ -8,8 +9,8 @@ A model alone is `vision`. Networks are linear in the batch, ℓ(b) = α · b + 
 | speech | 25 | 100 | 900 | 92, 86, 78 % |
 | photo: detect, then who (2 per photo) | 15 and 8 | 50 and 25 | 900 | 88, 80, 70 %; 94, 88, 80 % |
 
-The second variant takes 0.6 of the time of the first, the third 0.35. The slow kind of worker takes
-2.5 times as long as the fast one.
+The second variant takes 0.6 of the time of the first, the third 0.35. The slow kind of workers
+takes 2.5 times as long as the fast kind.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ WORKERS = 8
 LARGEST, LARGEST_ITEMS = 32, 128
 SPEEDS = (1.0, 0.6, 0.35)
 PERIOD_S = 40.0
-"""Of the swings of demand."""
+"""Period of the swings of demand."""
 SLOWER, PRICES = 2.5, {"fast": 3.0, "slow": 1.0}
 ITEMS = LogNormal(median=3, sigma=0.6, max_size=12)
 
@@ -49,7 +50,7 @@ def networks(
     kinds: Mapping[str, float],
     largest: int = LARGEST,
 ) -> auto.Model:
-    """A model with a variant per accuracy, on kinds of workers that are so much slower."""
+    """Return a model with one variant per accuracy. `kinds` has each kind's factor on latencies."""
     variants = []
     for i, (accuracy, speed) in enumerate(zip(accuracies, SPEEDS, strict=False)):
         profiles = {
@@ -64,14 +65,15 @@ def networks(
 
 @dataclass(frozen=True)
 class Application:
-    """A case.
+    """An application with its load.
 
     Attributes:
-        name: its features.
-        features: names of `FEATURES`.
-        problem: what `auto` is given.
-        workloads: by stream, of explicit times.
-        duration_s: that they last.
+        name: its features, in words.
+        features: its features, a subset of `FEATURES`.
+        problem: the problem for the planner `auto`.
+        workloads: workloads by stream, with explicit arrival times.
+        duration_s: duration of the workloads.
+        roots: names of its models and pipelines that clients call.
     """
 
     name: str
@@ -82,7 +84,7 @@ class Application:
     roots: tuple[str, ...] = field(default=())
 
     def part(self, roots: Collection[str], workers: Mapping[str, int]) -> Application:
-        """Some of the trees alone, on so many workers of each kind."""
+        """Return the application of some trees alone, with this number of workers of each kind."""
         trees = tuple(tree for tree in self.problem.trees if tree.name in roots)
         used = {task.model for tree in trees for task in tree.tasks}
         kinds = tuple(
@@ -106,7 +108,7 @@ class Application:
 
 
 def application(features: Collection[str], duration_s: float, seed: int) -> Application:
-    """The case of some features."""
+    """Return the application with these features."""
     has = frozenset(features)
     fast, slow = {"fast": 1.0}, {"fast": 1.0, "slow": SLOWER}
     kinds = slow if UNLIKE in has else fast
@@ -153,8 +155,11 @@ def _classes(slo_s: float, has: Collection[str]) -> dict[str, float]:
 
 
 def _kinds(kinds: Mapping[str, float], has: Collection[str]) -> tuple[auto.Kind, ...]:
-    """Workers: 8 fast ones, or 5 fast and 8 slow; with a budget so many of each are to be had, and
-    it buys about as many as there are without one. Groups halve each."""
+    """Return the kinds of workers: 8 fast workers, or 4 fast and 8 slow.
+
+    With a budget or autoscaling, there are at most twice as many of each. The budget pays for about
+    half of them. Groups get half of each kind.
+    """
     made = []
     for kind in kinds:
         base, _, group = kind.partition("-")
@@ -174,8 +179,10 @@ def _budget(has: Collection[str]) -> float:
 
 
 def capacity(problem: auto.Problem, tree: Tree, kind: str, variant: int = 0) -> float:
-    """Requests per second of a tree that a worker of a kind serves, at most, if it does nothing
-    else: in batches that take all of the time that a task has."""
+    """Return the requests per second that one worker can serve of a tree, and of nothing else.
+
+    Each task gets a part of the SLO in proportion to ℓ(1), and batches that fill this part.
+    """
     whole = sum(
         problem.model[t.model].variants[variant].profiles[kind].latency(1) for t in tree.tasks
     )
@@ -195,13 +202,16 @@ def capacity(problem: auto.Problem, tree: Tree, kind: str, variant: int = 0) -> 
 def _workloads(
     problem: auto.Problem, has: frozenset[str], duration_s: float, seed: int
 ) -> dict[str, Workload]:
-    """Each tree takes an equal part of the pool's time on average. The load is 0.95 of the most
-    that the pool can do, 0.85 where arrivals come in bursts; with variants 1.6 times as much,
-    which the most accurate ones cannot serve.
+    """Return the workload of each stream.
 
-    Real demand is uneven: where there are several trees their demands swing against each other
-    (by a factor of 4), with autoscaling all demands rise and fall almost together, as in a day (by
-    7); with preemption, groups or classes, arrivals come in bursts (Gamma gaps of shape 0.3)."""
+    Each tree takes an equal part of the pool's time on average. The load is 0.95 of the pool's
+    capacity, or 0.85 with bursts. With variants it is 1.6 times that, too much for the most
+    accurate ones.
+
+    Real demand is uneven. With several trees, their demands swing against each other by a factor of
+    4. With autoscaling, all demands rise and fall almost together by a factor of 7, as in a day.
+    With preemption, groups or classes, arrivals come in bursts (Gamma gaps of shape 0.3).
+    """
     bursts = bool(has & {PREEMPTION, GROUPS, CLASSES})
     load = (0.85 if bursts else 0.95) * (1.6 if VARIANTS in has else 1.0)
     shape = 0.3 if bursts else 1.0
@@ -225,12 +235,12 @@ def _workloads(
 
 
 def _usual(kind: auto.Kind, has: frozenset[str]) -> float:
-    """Workers of a kind that the load is made for."""
+    """Return the number of workers of a kind for which the load is computed."""
     return kind.max_workers / 2 if has & {BUDGET, AUTOSCALING} else kind.max_workers
 
 
 def one_variant(problem: auto.Problem, variant: int) -> auto.Problem:
-    """The problem with the variant of this index alone of each model, or its last one."""
+    """Return the problem with one variant per model: that of this index, or else the last."""
     models = tuple(
         replace(m, variants=m.variants[variant : variant + 1] or m.variants[-1:])
         for m in problem.models

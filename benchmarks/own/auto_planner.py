@@ -1,15 +1,16 @@
 """Time of the planner `auto`, and whether it finds what Loki's finds on Loki's problems.
 
-*Three kinds, two trees, nine variants*: a pipeline of a detector and a classifier, and a model
-alone with two SLO classes, three variants each, on three kinds of workers with prices and memory;
-demands from little to more than half of what all workers can serve. With room for bursts
-(`headroom`) a plan takes several programs. *Warm* plans get the plan before, of a demand that is
-3 % less.
+*Three kinds, two trees, nine variants*: a pipeline of a detector and a classifier, and a single
+model with two SLO classes. Each model has three variants. The three kinds of workers have prices
+and memory. Demand goes from little to more than half of what all workers can serve. With `headroom`
+(room for bursts), a plan solves several mixed-integer programs. *Warm* plans start from the
+previous plan, for a demand that was 3 % lower.
 
-*Loki's problems*: the published traffic pipeline on 20 workers of one kind with one variant each,
-without room for bursts, as Loki plans. Both planners solve the same problems one after the other;
-CPU time of all threads. *Equal* is the share of the problems with the same step, and the same
-number of workers (hardware scaling), accuracy (within the solver's gap) or share of the demand.
+*Loki's problems*: the published traffic pipeline on 20 workers of one kind, with one variant per
+worker and without headroom, as Loki plans. Both planners solve the same problems, one after the
+other. Times are CPU times of all threads. *Equal*: share of the problems with the same result. The
+step must be the same, and the share of the demand. With hardware scaling the number of workers must
+be the same, else the accuracy (within the solver's gap).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ ASKED = [
     ("3 kinds*warm", "median", "≤", 50),
     ("Loki*", "equal", "≥", 100),
 ]
-CLOSE = 1e-3  # points of accuracy, shares
+CLOSE = 1e-3  # tolerance of shares; also of accuracies, as shares of 1
 
 
 def run(quick: bool, seed: int) -> list[Row]:
@@ -50,7 +51,7 @@ def run(quick: bool, seed: int) -> list[Row]:
 
 
 def _mixed(seed: int) -> auto.Problem:
-    """Kinds of unlike speed, and unlike prices for it."""
+    """Return a problem whose kinds differ in speed, and in the price of this speed."""
     speeds = {"large": 1.0, "medium": 2.2, "small": 5.0}
     models = []
     for name, base_ms in (("detect", 4.0), ("classify", 2.0), ("rank", 3.0)):
@@ -97,7 +98,7 @@ def _best(made: Any) -> Any:
 def _times(case: str, problem: auto.Problem, points: int) -> list[Row]:
     grid = [0.25 * 1.5**i for i in range(6)]
     grid = [grid[0] * (grid[-1] / grid[0]) ** (i / (points - 1)) for i in range(points)]
-    _best(auto.plan(problem))  # imports
+    _best(auto.plan(problem))  # so that imports are not timed
     rows = []
     for name, headroom in (("", True), (", no headroom", False)):
         asked = [_scaled(replace(problem, headroom=headroom), by) for by in grid]
@@ -112,7 +113,7 @@ def _times(case: str, problem: auto.Problem, points: int) -> list[Row]:
 
 
 def _timed(call: Callable[..., Any], *args: Any) -> tuple[float, Any]:
-    """CPU time of all threads, ms."""
+    """Return the CPU time of a call in all threads, in ms, and its result."""
     began = time.process_time()
     made = call(*args)
     return 1e3 * (time.process_time() - began), made
@@ -153,7 +154,7 @@ def _against_loki(case: str, problem: loki.Problem, points: int) -> list[Row]:
 
 
 def as_auto(problem: loki.Problem) -> auto.Problem:
-    """The same problem: one kind of worker with one variant each."""
+    """Return the same problem for `auto`: one kind of workers, and one variant per worker."""
     models = tuple(
         auto.Model(
             task.name,

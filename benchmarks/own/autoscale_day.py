@@ -1,16 +1,16 @@
 """A day of load over a plain model, one with variants and a pipeline: late requests, worker-hours.
 
-The day has the shape of the Azure Functions trace that Loki uses (`benchmarks/data/loki`). It goes
-by in 24 minutes, a minute per step, at a peak that 10 workers serve. Ours is the planner `auto` (a
-plan every 10 s, 0.1 s to solve it), beside Ray Serve's own rule (`serve_rule.py`) with the same
-policy on the same pool: with its defaults as they are; and with delays that are shortened as the
-day is, at the target of ongoing requests that does best of 4, 8 and 16. A worker takes 2 s to start
-and 0.5 s to load a variant.
+The day has the shape of the Azure Functions trace that Loki uses (`benchmarks/data/loki`). It lasts
+24 minutes here, with one rate per minute and a peak that 10 workers can serve. Ours is the planner
+`auto`, with a plan every 10 s and 0.1 s to solve it. It is compared with Ray Serve's own rule
+(`serve_rule.py`), with the same policy on the same pool. The rule runs twice. Once it has its
+defaults. Once its delays are shortened as the day is, with the best target of ongoing requests out
+of 4, 8 and 16. A worker takes 2 s to start, and 0.5 s to load a variant.
 
-Bad requests are counted after each rise's first interval: those that arrive within 10 s after a
-step up are left out. *Fewest* is what knows the day can do: for each step the smallest number of
-workers at which at most 1 % of its requests are bad, found by simulation, all of them up from the
-step's begin. Serve has no variants; its rule runs the most accurate one, and so does *fewest*.
+*Bad after rises* leaves out the requests that arrive in the first 10 s after each rise of the rate.
+*Fewest* is the result of perfect knowledge of the day. For each step, it is the smallest number of
+workers with at most 1 % bad requests, found by simulation. These workers run from the beginning of
+the step. Serve has no variants: its rule runs the most accurate one, and so does *fewest*.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ POLICY = "deferred"
 
 
 def shape() -> list[float]:
-    """Of the day: its rate at each step over the largest one."""
+    """Return the rate of each step of the day, divided by the largest one."""
     rates = trace("traffic_analysis_maf_reconstructed")
     steps = np.array([part.mean() for part in np.array_split(rates, STEPS)])
     return (steps / steps.max()).tolist()
@@ -58,7 +58,7 @@ def shape() -> list[float]:
 
 @dataclass(frozen=True)
 class Day:
-    """An application and its rates, requests per second, each for `STEP_S`."""
+    """An application, and its rates in requests per second. Each rate lasts `STEP_S`."""
 
     name: str
     problem: auto.Problem
@@ -73,7 +73,7 @@ class Day:
         return self._run(self.problem, POLICY, "auto")
 
     def serve(self, rule: Rule) -> ApplicationReport:
-        """Under Serve's rule; it begins with the fewest workers."""
+        """Run it under Serve's rule, which begins with a quarter of the peak's workers."""
         problem = one_variant(self.problem, 0)
         policy = Ongoing(make_policy(POLICY))
         first = dict.fromkeys(problem.model, max(PEAK_WORKERS // 4 // len(problem.models), 1))
@@ -92,7 +92,7 @@ class Day:
         )
 
     def fewest(self) -> list[int]:
-        """Workers of each step."""
+        """Return the smallest sufficient number of workers for each step."""
         least = one_variant(self.problem, 0)
         found: dict[float, int] = {}
         n = 1
@@ -103,7 +103,7 @@ class Day:
         return [found[rate] for rate in self.rates]
 
     def _bad(self, problem: auto.Problem, rate: float, workers: int) -> float:
-        """Share that is bad with this number of workers, which know the rate."""
+        """Return the share of bad requests on this number of workers, planned for `rate`."""
         kind = replace(problem.kinds[0], min_workers=workers, max_workers=workers)
         fixed = replace(problem, kinds=(kind,), demand={self.stream: auto.Demand(rate)})
         return simulate_application(
@@ -117,7 +117,7 @@ class Day:
         ).bad_rate()
 
     def after_rises(self, report: ApplicationReport) -> float:
-        """Bad requests over all, without those of each rise's first interval."""
+        """Return the share of bad requests, without those in the first interval after a rise."""
         arrival = report.requests.arrival_s.to_numpy()
         counted = np.ones(len(arrival), dtype=bool)
         for i, (before, after) in enumerate(zip(self.rates, self.rates[1:], strict=False), 1):

@@ -1,17 +1,19 @@
-"""One system for every pair of features, beside the best single-purpose set-ups on a split pool.
+"""One system for every pair of features, compared with single-purpose set-ups on a split pool.
 
 The features are several models, variants, a pipeline, unlike kinds of workers, a budget, groups,
-preemption, autoscaling, sizes and SLO classes: 45 pairs and ten triples, each a simulated
-application (`applications.py` has the networks and the loads: near capacity, and where there are
-several parts with demands that swing against each other, as real users' do). Ours is one
-application under the planner `auto` on the whole pool, as it would be deployed: plans every 5 s,
-0.1 s to solve, 2 s to start a worker, 0.5 s to load a variant. Beside it stands what could be had
-before all shapes composed: the best of the single-purpose set-ups that fit each part, on the best
-split of the pool by hand, both searched for on these very requests (`split.py`).
+preemption, autoscaling, sizes and SLO classes. There are 45 pairs and ten triples. Each is a
+simulated application; `applications.py` has its networks and load. The load is near capacity. The
+demands of several parts swing against each other, as those of real users do.
 
-The value is the mean accuracy over all requests, where an answer that is late, or never comes,
-counts 0. The ratio is of the values, ours over the split's. `named` is the ratio of the best policy
-that a user might have named beside the planner; the ratio itself is of the default.
+Ours is one application on the whole pool with the planner `auto`, as it would be deployed. It
+plans every 5 s, and needs 0.1 s to solve, 2 s to start a worker, and 0.5 s to load a variant. It is
+compared with what was possible before ray-slo could combine features: the best single-purpose
+set-ups, on the best split of the pool by hand. Both are searched on these same requests
+(`split.py`).
+
+The value is the mean accuracy over all requests; one that is not answered in time counts 0. The
+ratio is our value divided by the split's, under the default policy. `named` is the same ratio under
+the best policy that a user might name, the default included.
 """
 
 from __future__ import annotations
@@ -73,12 +75,13 @@ PREEMPT_DELAY_S = 0.002
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of a case.
+    """Figures of one case.
 
     Attributes:
-        ours, named: values, under the default policy and the best that might be named.
-        hand: value of the best split; `says` is in words.
-        refused: why ours does not serve it; "" where it does.
+        ours, named: values under the default policy, and under the best that a user might name.
+        hand: value of the best split.
+        says: the best split in words.
+        refused: why ours does not serve the case; empty if it does.
     """
 
     case: str
@@ -92,8 +95,10 @@ class Outcome:
 
 
 def one_system(case: Application, policy: str, seed: int) -> ApplicationReport:
-    """The whole application on the whole pool. Where networks can stop, the default may stop them,
-    as it may live."""
+    """Run the whole application on the whole pool.
+
+    Where batches can be preempted, the default policy may do that, as it may live.
+    """
     stops = policy == DEFAULT and PREEMPTION in case.features
     return simulate_application(
         case.problem,
@@ -108,7 +113,7 @@ def one_system(case: Application, policy: str, seed: int) -> ApplicationReport:
 
 
 def policies(case: Application) -> Sequence[str]:
-    """The default, then what might be named in its place."""
+    """Return the default policy, then those that a user might name instead."""
     named = ["deferred", "eager" if SIZES in case.features else "price"]
     if VARIANTS in case.features and "price" not in named:
         named.append("price")
@@ -118,7 +123,7 @@ def policies(case: Application) -> Sequence[str]:
 
 
 def measure(features: Sequence[str], quick: bool, seed: int) -> Outcome:
-    """Run a case, ours and split by hand."""
+    """Run one case with ours and split by hand."""
     duration_s = 15.0 if quick else 40.0
     case = application(features, duration_s, seed)
     try:
@@ -149,7 +154,7 @@ def measure(features: Sequence[str], quick: bool, seed: int) -> Outcome:
 
 def run(quick: bool, seed: int) -> list[Row]:
     chosen = QUICK if quick else (*itertools.combinations(FEATURES, 2), *TRIPLES)
-    with ProcessPoolExecutor(2) as pool:  # each case by itself; the figures are the same
+    with ProcessPoolExecutor(2) as pool:  # cases are independent: two at a time change nothing
         found = list(pool.map(partial(measure, quick=quick, seed=seed), chosen))
     rows = []
     for o in found:

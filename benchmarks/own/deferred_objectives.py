@@ -1,18 +1,18 @@
-"""Objectives and gathering rules of `deferred` against eager and the staggered bound.
+"""Objectives and gathering rules of `deferred`, compared with eager and the staggered bound.
 
-One model on 8 workers, Poisson arrivals, no delays. *Goodput* is the largest rate at which at most
-1 % of the requests are bad; "paper" stands for what the paper measured, with real delays. *Load* in
-the table of objectives is the share of that measured goodput. The *bound* is that of staggered
-execution: the largest b with (1 + 1/N)·ℓ(b) ≤ SLO gives N·b / ℓ(b) (Symphony §3.3, Eq. 1 and 2).
+One model on 8 workers, with Poisson arrivals and no delays. *Goodput* is the largest rate at which
+at most 1 % of the requests are bad. "paper" is the paper's measurement, with real delays. In the
+table of objectives, *load* is a share of that measured goodput. The *bound* is that of staggered
+execution: N·b / ℓ(b) with the largest b for which (1 + 1/N)·ℓ(b) ≤ SLO (Symphony §3.3, Eq. 1, 2).
 
-* eager: run what waits as soon as a worker is idle;
-* consolidate: Symphony's Algorithm 1. Its deferral gives every request the latency of a full
-  system;
-* responsive: go as soon as the queue holds the batch that the load needs;
-* prefix: a batch is the longest prefix of the queue that meets the head's deadline: collapses in
-  overload;
-* drop-head: the head is given up where it would keep a batch below its target;
-* default: responsive, drop-head with a target that follows the measured load.
+* eager: run the waiting requests as soon as a worker is idle.
+* consolidate: Symphony's Algorithm 1. It defers so long that every request has the latency of a
+  fully loaded system.
+* responsive: run a batch as soon as the queue holds as many requests as the load needs.
+* prefix: a batch is the longest prefix of the queue that meets the head's deadline. This collapses
+  in overload.
+* drop-head: give up the head if it would keep a batch below its target size.
+* default: responsive, and drop-head with a target that follows the measured load.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WORKERS = 8
 
 
 class Case(NamedTuple):
-    """A model with the paper's figures (Table 2): the bound, and measured goodputs."""
+    """A model with the paper's figures (Table 2): its bound, and the measured goodputs."""
 
     name: str
     alpha_ms: float
@@ -60,7 +60,7 @@ INCEPTION = Case(
 
 
 def at_goodput(case: Case, system: System, quick: bool, seed: int) -> Report | None:
-    """A run of a system at its goodput; None where that is 0."""
+    """Run a system at its goodput, and return the report; None if the goodput is 0."""
     scale = case.slo_ms / RESNET.slo_ms
     return goodput(
         system,
@@ -75,7 +75,7 @@ def at_goodput(case: Case, system: System, quick: bool, seed: int) -> Report | N
 
 
 def staggered_bound(profile: LatencyProfile, slo_s: float, workers: int) -> tuple[int, float]:
-    """Batch size and requests per second of staggered execution."""
+    """Return the batch size and the requests per second of staggered execution."""
     batch = profile.max_batch_within(slo_s / (1 + 1 / workers))
     return batch, workers * profile.throughput(batch)
 
@@ -134,14 +134,14 @@ def run(quick: bool, seed: int) -> list[Row]:
 
 
 def _goodput_row(case: Case, label: str, goodput: float, policy: str) -> Row:
-    """The paper's system, with real delays, stands beside the default."""
+    """Return a row of goodput; the default is compared with the paper's system."""
     if policy != "default":
         return Row(label, "goodput", "req/s", goodput)
     return Row(label, "goodput", "req/s", goodput, case.symphony, case.peers)
 
 
 def _window(case: Case, quick: bool) -> dict[str, float]:
-    """Warm-up and duration, longer for the slower model."""
+    """Return the warm-up and the duration, which are longer for the slower model."""
     scale = case.slo_ms / RESNET.slo_ms
     return {"warmup_s": (0.5 if quick else 5) * scale, "duration_s": (1.5 if quick else 25) * scale}
 

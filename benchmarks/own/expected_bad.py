@@ -1,13 +1,14 @@
-"""What plans of `auto` expect to be late or refused, beside what is, on random problems.
+"""Bad requests that plans of `auto` expect, compared with measured ones, on random problems.
 
-A problem has one to three tasks, in a chain, below a root, or each for itself, one to three
-variants each (1, 0.6 and 0.35 of the time), 2 to 20 workers, and a load of 0.5 to 1.2 of what these
-can do with the quickest variants. Requests come as a Poisson process, or in bursts (Gamma gaps of
-shape 0.3). Each runs for 30 times its SLO at least, under the policy `deferred`, with a plan ten
-times an SLO apart or oftener; what was expected is the mean over the plans, each for the requests
-that arrived under it.
+A problem has one to three tasks: in a chain, below a common root, or independent. Each has one to
+three variants, which take 1, 0.6 and 0.35 of the time. There are 2 to 20 workers. The load is 0.5
+to 1.2 of what they can serve with the quickest variants. Arrivals are Poisson, or come in bursts
+(Gamma gaps of shape 0.3). The policy is `deferred`. A run lasts 30 SLOs or more, unless it would
+have too many requests. A new plan is made every fifth of the run, but at most every 10 s.
+*Expected* is the mean over the plans, weighted by the requests that arrived under each. Bad
+requests are late or refused.
 
-*Close* are problems where the expected share is within a factor of 2 or 2 points of the measured.
+*Close*: problems whose expected share is within 2 points, or a factor of 2, of the measured share.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ LARGEST = 32
 SHAPE = 0.3
 FACTOR, POINTS = 2.0, 0.02
 SLOS, REQUESTS, MOST = 30, 4_000, 35_000
-"""A run's least length in SLOs and in requests, and the most requests, but for 12 SLOs."""
+"""A run lasts at least 30 SLOs and 4,000 requests. Beyond 12 SLOs, it ends at 35,000 requests."""
 
 
 def problem(rng: np.random.Generator) -> tuple[auto.Problem, dict[str, float]]:
-    """With the requests per second of each stream."""
+    """Draw a problem; return it with the rate of each stream, in requests per second."""
     tasks, variants, workers = (int(rng.integers(a, b)) for a, b in ((1, 4), (1, 4), (2, 21)))
     models = []
     for i in range(tasks):
@@ -68,7 +69,7 @@ def problem(rng: np.random.Generator) -> tuple[auto.Problem, dict[str, float]]:
 
 
 def _trees(models: Sequence[auto.Model], shape: str, rng: np.random.Generator) -> tuple[Tree, ...]:
-    """All tasks in one tree, or each in its own; the SLO is 4 to 9 times what one request takes."""
+    """Return one tree with all tasks, or one per task. An SLO is 4 to 9 times an idle latency."""
     alone_s = [m.variants[0].profiles["k"].latency(1) for m in models]
     slack = rng.uniform(4, 9)
     names = [f"t{i}" for i in range(len(models))]
@@ -89,7 +90,7 @@ def _trees(models: Sequence[auto.Model], shape: str, rng: np.random.Generator) -
 
 
 def measure(seed: int) -> tuple[float, float]:
-    """Share of the requests: expected and measured."""
+    """Run one problem; return the expected and the measured share of bad requests."""
     rng = np.random.default_rng(seed)
     asked, rates = problem(rng)
     bursts = bool(rng.integers(2))
@@ -118,7 +119,7 @@ def measure(seed: int) -> tuple[float, float]:
 
 def run(quick: bool, seed: int) -> list[Row]:
     seeds = [1000 * (seed + 1) + i for i in range(QUICK if quick else PROBLEMS)]
-    with ProcessPoolExecutor(2) as pool:  # each problem by itself; the figures are the same
+    with ProcessPoolExecutor(2) as pool:  # problems are independent: two at a time change nothing
         expected, bad = np.array(list(pool.map(measure, seeds))).T
     error = np.abs(expected - bad)
     factor = np.maximum(expected, bad) / np.maximum(np.minimum(expected, bad), 1e-9)

@@ -1,11 +1,11 @@
 """The price of a floor per model: `auto` in overload with `fairness` from 0 to 0.9.
 
-Three models with the same rate and SLO (100 ms) share 8 workers: 4 + b ms, 10 + 2·b ms and
-20 + 6·b ms. In overload, a policy that maximises the number of answers in time serves the heavy
-model least. Loads are shares of what the workers can do at most at equal rates (largest batches
-within the SLO, workers always busy). *In time*: share of all requests. *Worst model*: its share of
-requests in time, over the mean share of the models. `fairness` excludes settings below this figure,
-as far as others reach it. *Price*: requests in time beside those without a floor.
+Three models with the same rate and SLO (100 ms) share 8 workers. Their batches take 4 + b ms,
+10 + 2·b ms and 20 + 6·b ms. In overload, a policy that maximises the number of answers in time
+serves the heavy model least. Loads are shares of the workers' capacity at equal rates (workers
+always busy with the largest batches within the SLO). *In time*: share of all requests. *Worst
+model*: its share of requests in time, divided by the mean share of the models. `fairness` excludes
+settings with a lower figure, if others reach it. *Price*: requests in time that the floor costs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SETTINGS = {
 
 
 def capacity() -> float:
-    """Requests per second at most, of all models, at equal rates."""
+    """Return the capacity in requests per second, of all models together, at equal rates."""
     needs_s = 0.0
     for profile in PROFILES.values():
         batch = profile.max_batch_within(SLO_S)
@@ -41,7 +41,7 @@ def capacity() -> float:
 
 
 def shares(name: str, load: float, seed: int, quick: bool) -> dict[str, float]:
-    """Each model's share of requests in time."""
+    """Return the share of requests in time of each model."""
     policy, kwargs = SETTINGS[name]
     cluster = Cluster.uniform(
         [Model(m, SLO_S, (Variant(m, {"default": p}),)) for m, p in PROFILES.items()], WORKERS

@@ -1,15 +1,16 @@
-"""The drop-head target by load against the best fixed one, at the edge and in overload.
+"""The drop-head target by load compared with the best fixed one, at the edge and in overload.
 
-`deferred` gives up heads that keep a batch below its target. A small fixed target is best at the
-edge of capacity and loses throughput in overload, a large one the other way round; the default
-follows the measured load. For one model and for many, over several seeds:
+`deferred` gives up heads of the queue that keep a batch below its target size. At the edge of
+capacity, a small fixed target is best; in overload, it loses throughput. A large target does the
+opposite. The default target follows the measured load. It is measured for one model and for many,
+over several seeds:
 
-* *edge*: goodput, the largest rate at which no model has more than 1 % of bad requests;
-* *1.5×, 3×*: requests answered in time per second when so many times the capacity is offered: the
-  staggered bound, or what the workers can do in the largest batches that come within the SLO.
+* *edge*: goodput, the largest rate at which no model has more than 1 % of bad requests.
+* *1.5×, 3×*: requests answered in time per second at 1.5 and 3 times the capacity. The capacity is
+  the staggered bound. If the largest batches that fill within the SLO allow less, it is that.
 
-Each is given over that of the fixed target that is best there, on the same arrivals. A value of at
-least 0.99 is the aim. The second line of a case is the fixed target whose least ratio is largest.
+Each figure is divided by that of the fixed target that is best there, on the same arrivals. The aim
+is at least 0.99. The second line of a case is the fixed target whose least ratio is largest.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ OVERLOADS = (1.5, 3.0)
 
 
 class Case(NamedTuple):
-    """So many copies of a model on so many GPUs."""
+    """A number of copies of a model on a number of GPUs."""
 
     model: ZooModel
     copies: int
@@ -50,7 +51,7 @@ class Case(NamedTuple):
 
     @property
     def capacity(self) -> float:
-        """Requests per second in staggered batches, or in what comes within the SLO if less."""
+        """Requests per second in staggered batches, or in batches that fill within the SLO."""
         profile = self.model.model().variants[0].profiles["default"]
         slo_s = self.model.slo_ms / 1e3
         batch = profile.max_batch_within(slo_s / (1 + 1 / self.gpus))
@@ -76,7 +77,7 @@ def cases() -> list[Case]:
 
 
 def measure(case: Case, target: int | None, quick: bool, seed: int) -> dict[str, float]:
-    """Goodput at the edge and in overload; `target` None is the default."""
+    """Return the goodput at the edge and in overload; with `target` None, of the default."""
     kwargs: dict[str, Any] = {"target_batch_size": target}
     cluster, capacity = case.cluster, case.capacity
     warmup_s = 1.0 if quick else 2.0

@@ -1,30 +1,30 @@
-"""Random cells of `policy-grid`: cell k of seed s follows from s and k alone.
+"""Random cells of `policy-grid`. Cell k of seed s depends on s and k alone.
 
-What is drawn, each from its own range (`shape` below has the words of a cell):
+The following is drawn, independently:
 
-* the shape: one in eight cells is a pipeline (a tree of 2 or 3 tasks, 1 to 3 requests each per
-  request above), one in eight of the others has requests with sizes (log-normal, 1 to 8 items),
-  two in five have 2 to 5 variants per model, whose accuracy rises with their latency;
-* 1 to 40 models, alike or not; 1 to 64 workers; in 3 of 10 cells two kinds of workers, the slow one
-  1.5 to 3.5 times slower (for each model by another factor, where models are unlike);
-* profiles, linear with β/α of 0.3 to 20, or a table with plateaus or irregular steps;
-* the SLO: 1.3 to 4 times ℓ(8) of the fast kind (of variants: of the geometric mean of them);
-* popularity, equal or Zipf(0.9); arrivals Poisson, Γ(0.3), Γ(0.1) or MMPP, of every model
-  independently; their rate steady, in steps (of 30 to 70 % up and down) or ramps;
-* the load: 0.3 to 2.5 of the bound, of which small loads are as frequent as large ones on a
-  logarithmic scale;
-* execution times exact, or with 10 % noise; preemption allowed or not (a batch stops 5 % of ℓ(8)
-  after it is told to).
+* The shape. One in eight cells is a pipeline: a tree of 2 or 3 tasks. One request makes 1 to 3
+  requests of each task below. In one in eight of the others, requests have sizes (log-normal, 1 to
+  8 items). In two in five cells, models have 2 to 5 variants, and slower ones are more accurate.
+* 1 to 40 models, all alike or not, and 1 to 64 workers. In 3 of 10 cells there are two kinds of
+  workers; the slow kind is 1.5 to 3.5 times slower. For unlike models this factor varies by model.
+* Latency profiles: linear with β/α of 0.3 to 20, or a table with plateaus or irregular steps.
+* The SLO: 1.3 to 4 times ℓ(8) on the fast kind. With variants, ℓ(8) is their geometric mean.
+* Popularity: equal or Zipf(0.9). Arrivals of each model are independent: Poisson, Γ(0.3), Γ(0.1) or
+  MMPP. Their rate is steady, or changes in steps or ramps by ±30 to ±70 %.
+* The load: 0.3 to 2.5 of the bound, uniform on a logarithmic scale.
+* Execution times: exact, or with 10 % noise.
+* Preemption: allowed or not. A batch stops 5 % of ℓ(8) after the order to stop.
 
-The *bound* is what the fluid limit (`ray_slo/planning/fluid.py`) can serve at most of this mix of
-models, with the quickest variants, all workers busy in the batches that need the least work within
-the SLO. Nothing reaches it where SLOs are tight.
+The *bound* is the largest rate that the fluid limit (`ray_slo/planning/fluid.py`) can serve of this
+mix of models. It uses the quickest variants. All workers are busy, with the most efficient batches
+within the SLO. No policy reaches it where SLOs are tight.
 
-Where execution times have noise, policies are told what a live host learns: the 95th percentile of
-every profile, and they get the margins that a live host gives them (`live_arguments`).
+With noise, policies get what a live host learns: the 95th percentile of every profile. They also
+get the margins that a live host gives them (`live_arguments`).
 
-Latencies are such that 100 to 2,500 requests per second arrive, so that a run lasts several
-seconds; policies know no unit of time but for windows of a second in which they measure.
+Latencies are chosen so that 100 to 2,500 requests arrive per second and a run lasts several
+seconds. This is no restriction, as policies have only one absolute time: windows of one second in
+which they measure.
 """
 
 from __future__ import annotations
@@ -44,30 +44,30 @@ from ray_slo.simulation import Gamma, LogNormal, Mmpp, Poisson, Trace, Workload
 from ray_slo.simulation.arrivals import ArrivalProcess, Burst
 
 SIGMA = 0.1
-"""Of the noise."""
+"""Standard deviation of the logarithm of the noise."""
 LEARNED = math.exp(1.6449 * SIGMA)
-"""The 95th percentile over the median."""
+"""The 95th percentile of a noisy latency, divided by its median."""
 SIZES = LogNormal(median=2, sigma=0.6, max_size=8)
 PIPELINE = "pipe"
 WARMUP_SLOS, MEASURED_SLOS = 12, 30
-"""In a few SLOs, chance and the first guess of a policy that learns decide."""
+"""Lengths of a run in SLOs. In only a few SLOs, chance and a policy's first guess would decide."""
 Rng = np.random.Generator
 
 
 class Kind(NamedTuple):
-    """Workers that are alike."""
+    """A kind of workers, and their number."""
 
     name: str
     count: int
 
 
 class Arriving(NamedTuple):
-    """How requests arrive, but for their rate.
+    """How requests arrive, at any rate.
 
     Attributes:
-        shape: of Gamma gaps; 1 is Poisson.
-        burst: where arrivals are an MMPP.
-        levels: rate over its mean in equal parts of the run.
+        shape: shape of the Gamma gaps; 1 is Poisson.
+        burst: the bursts, if arrivals are an MMPP.
+        levels: rate divided by its mean, in equal parts of the run.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Arriving(NamedTuple):
     levels: Sequence[float]
 
     def process(self, rate: float, duration_s: float) -> ArrivalProcess:
-        """At so many requests per second on average, for so long."""
+        """Return the process with this mean rate (requests per second) over this duration."""
         if len(self.levels) > 1:
             return Trace(
                 rates=[rate * level for level in self.levels],
@@ -93,23 +93,23 @@ class Arriving(NamedTuple):
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell, as it is; what policies are told: `told`.
+    """A cell, with the actual latencies.
 
     Attributes:
-        seed, number: of the cell.
-        models: what is served, by their variants, the most accurate first; in a pipeline a model
-            per task, with its part of the SLO.
-        kinds: of workers, the fast one first.
-        shares: of the requests, by model; in a pipeline, of all requests of tasks.
-        tree: of a pipeline.
-        sized: requests have sizes.
-        arriving: how.
-        load: share of the bound.
-        bound: requests per second (of a pipeline: of clients).
-        noise: σ of log(actual / profiled execution time).
-        preemption: batches may be stopped.
-        preempt_delay_s: from the word to stop until a batch stops.
-        says: in words.
+        seed, number: the seed and number that it was drawn with.
+        models: the models, each with its variants, the most accurate first. A pipeline has one
+            model per task, with the task's part of the SLO.
+        kinds: the kinds of workers, the fast one first.
+        shares: share of each model in the requests. In a pipeline, in the requests of all tasks.
+        tree: the tree of the pipeline, if it is one.
+        sized: whether requests have sizes.
+        arriving: how requests arrive.
+        load: rate of clients' requests, as a share of the bound.
+        bound: the bound in requests per second; for a pipeline in requests of clients.
+        noise: standard deviation of log(actual / profiled execution time).
+        preemption: whether batches may be stopped.
+        preempt_delay_s: time from the order to stop until a batch stops.
+        says: the cell in words.
     """
 
     seed: int
@@ -129,34 +129,37 @@ class Cell:
 
     @property
     def command(self) -> str:
-        """Options that run it alone."""
+        """Return the options of `policy-grid` that run this cell alone."""
         return f"--seed {self.seed} --cell {self.number}"
 
     @property
     def variants(self) -> int:
-        """Of the model that has most."""
+        """The largest number of variants of any model."""
         return max(len(model.variants) for model in self.models)
 
     @property
     def rate(self) -> float:
-        """Requests per second, of clients."""
+        """Requests of clients per second."""
         return self.load * self.bound
 
     @property
     def slos_s(self) -> list[float]:
-        """End to end."""
+        """End-to-end SLOs, in seconds."""
         if self.tree is not None:
             return [self.tree.slo_s]
         return [model.latency_slo_s for model in self.models]
 
     @property
     def warmup_s(self) -> float:
-        """Time in which policies may learn the load."""
+        """Duration of the warm-up, in which policies can learn the load."""
         return max(WARMUP_SLOS * max(self.slos_s), min(2.0, 4000 / self.rate))
 
     def measured_s(self, requests: float) -> float:
-        """Time for this many requests; up to 1.6 times as long for 10 s, and up to 5 times for
-        `MEASURED_SLOS`."""
+        """Return the measured duration of a run, enough for this number of requests.
+
+        It is up to 1.6 times as long if it would be below 10 s. It is up to 5 times as long if it
+        would be below `MEASURED_SLOS`.
+        """
         least_s = requests / self.rate
         slos_s = min(MEASURED_SLOS * max(self.slos_s), 5 * least_s)
         return max(least_s, min(10.0, 1.6 * least_s), slos_s)
@@ -164,7 +167,7 @@ class Cell:
     # -- what policies see -----------------------------------------------------------------------
 
     def quickest(self) -> Cell:
-        """The same with the quickest variant of each model alone."""
+        """Return the cell with only the quickest variant of each model."""
         models = tuple(replace(m, variants=m.variants[-1:]) for m in self.models)
         if self.tree is None:
             return replace(self, models=models)
@@ -176,7 +179,7 @@ class Cell:
         return replace(self, models=models, tree=replace(self.tree, tasks=tasks))
 
     def cluster(self, slower: float = 1.0) -> Cluster:
-        """With all latencies times a factor."""
+        """Return the cluster, with all latencies multiplied by a factor."""
         models = [_slowed(model, slower) for model in self.models]
         loaded = frozenset(v.name for m in models for v in m.variants)
         workers = [
@@ -188,7 +191,7 @@ class Cell:
 
     @property
     def learned(self) -> float:
-        """What a policy is told of a latency, over its median."""
+        """The latency that a policy is told, divided by the median latency."""
         return LEARNED if self.noise else 1.0
 
     def workload(self, duration_s: float) -> Workload:
@@ -199,7 +202,7 @@ class Cell:
         )
 
     def problem(self, slower: float = 1.0) -> auto.Problem:
-        """Of a pipeline."""
+        """Return the problem of a pipeline for planners."""
         assert self.tree is not None
         models = tuple(
             auto.Model(
@@ -233,7 +236,7 @@ def _times(profile: LatencyProfile, factor: float) -> LatencyProfile:
 
 
 def cell(seed: int, number: int) -> Cell:
-    """Cell `number` of `seed`."""
+    """Draw cell `number` of `seed`."""
     rng = np.random.default_rng([seed, number])
     piped = rng.random() < 1 / 8
     sized = rng.random() < 1 / 8 and not piped
@@ -242,7 +245,7 @@ def cell(seed: int, number: int) -> Cell:
     workers = _log_int(rng, 1, 64)
     alike = bool(rng.random() < 0.5) and not piped
     load = _log(rng, 0.3, 2.5)
-    # ℓ(8) so that about this number of requests arrives per second.
+    # ℓ(8) is such that about this number of requests arrives per second.
     wanted = _log(rng, 100, 2500)
     typical_s = min(max(8 * workers * load / wanted, 0.003), 0.4)
     if piped:
@@ -252,7 +255,7 @@ def cell(seed: int, number: int) -> Cell:
     drawn = [_Drawn.of(rng, typical_s, several, slower) for _ in range(count)]
     if alike:
         drawn = drawn[:1] * count
-    else:  # networks of other sizes
+    else:  # networks of different sizes
         drawn = [d.scaled(_log(rng, 0.5, 2.0), _log(rng, 0.8, 1.25)) for d in drawn]
     zipf = bool(rng.random() < 0.5)
     weights = np.arange(1, count + 1) ** -(0.9 if zipf else 0.0)
@@ -295,12 +298,12 @@ class _Drawn:
     """A model without a name.
 
     Attributes:
-        table: ℓ(1 …) of its quickest variant on the fast kind, seconds.
-        speeds: of its variants, over the quickest's latency; rising.
-        accuracies: of its variants, percent.
-        slack: SLO over ℓ(8).
-        slower: on the slow kind, by this factor.
-        shape: of its profile.
+        table: ℓ(1), ℓ(2), … of its quickest variant on the fast kind, in seconds.
+        speeds: latencies of its variants, divided by that of the quickest; rising.
+        accuracies: accuracies of its variants, in percent.
+        slack: SLO divided by ℓ(8).
+        slower: factor on its latencies on the slow kind.
+        shape: name of the shape of its profile.
     """
 
     table: tuple[float, ...]
@@ -333,7 +336,7 @@ class _Drawn:
         )
 
     def scaled(self, size: float, slower: float) -> _Drawn:
-        """Another network: `size` times as slow, and the slow kind not as slow for it."""
+        """Return another network: latencies × `size`, factor on the slow kind × `slower`."""
         table = tuple(size * t for t in self.table)
         return replace(self, table=table, slower=max(self.slower * slower, 1.0))
 
@@ -356,20 +359,20 @@ class _Drawn:
 
 
 def _table(rng: Rng, largest: int) -> tuple[str, list[float]]:
-    """ℓ(1 … largest) in a unit of its own, never falling."""
+    """Draw ℓ(1), …, ℓ(largest), which never fall, in an arbitrary unit; with the shape's name."""
     ratio = _log(rng, 0.3, 20)
     linear = [b + ratio for b in range(1, largest + 1)]
     kind = str(rng.choice(["linear", "linear", "plateaus", "powers", "steps"]))
-    if kind == "plateaus":  # batches are padded to a multiple
+    if kind == "plateaus":  # batches are padded to a multiple of `every`
         every = int(rng.choice([2, 4, 8]))
         return f"plateaus of {every}", [
             linear[min(-(-b // every) * every, largest) - 1] for b in range(1, largest + 1)
         ]
-    if kind == "powers":  # padded to a power of two
+    if kind == "powers":  # batches are padded to a power of two
         return "powers of two", [
             linear[2 ** math.ceil(math.log2(b)) - 1] for b in range(1, largest + 1)
         ]
-    if kind == "steps":  # some sizes cost much, most cost little
+    if kind == "steps":  # a few increases are large, most are small
         rises = rng.exponential(size=largest) * (rng.random(largest) < 0.3)
         rises *= largest / max(float(rises.sum()), 1e-9)
         return "steps", (1 + ratio + np.cumsum(rises)).tolist()
@@ -402,7 +405,7 @@ def _arriving(rng: Rng, slo_s: float) -> Arriving:
 
 
 def _tree(rng: Rng, models: Sequence[Model]) -> Tree:
-    """A chain, or a root with two tasks below."""
+    """Draw a chain of tasks, or a root with two tasks below it."""
     names = [m.name for m in models]
     chain = len(names) == 2 or rng.random() < 0.5
     parents = [None, *(names[:-1] if chain else [names[0]] * (len(names) - 1))]
@@ -419,12 +422,12 @@ def _tree(rng: Rng, models: Sequence[Model]) -> Tree:
 
 
 def _typical_s(model: Model) -> float:
-    """ℓ(8) on the fast kind, the geometric mean over the variants."""
+    """Return ℓ(8) on the fast kind, as the geometric mean over the variants."""
     return float(np.exp(np.mean([math.log(v.profiles["fast"].latency(8)) for v in model.variants])))
 
 
 def _factors(tree: Tree) -> dict[str, float]:
-    """Requests of each task per request of a client."""
+    """Return the number of requests of each task that one request of a client makes."""
     made = {tree.root: 1.0}
     for task in tree.order:
         variant = next(iter(task.factors), "")
@@ -434,7 +437,7 @@ def _factors(tree: Tree) -> dict[str, float]:
 
 
 def _as_tasks(tree: Tree, models: Sequence[Model]) -> tuple[tuple[Model, ...], dict[str, float]]:
-    """Models with their part of the SLO, and their shares of all requests."""
+    """Give each model its part of the SLO; return the models and their shares of all requests."""
     typical = {m.name: _typical_s(m) for m in models}
     below = {m.name: [t for t in tree.parents if m.name in tree.path(t)] for m in models}
     parts = {
@@ -453,7 +456,7 @@ def _as_tasks(tree: Tree, models: Sequence[Model]) -> tuple[tuple[Model, ...], d
 
 
 def _bound(models: Sequence[Model], kinds: Sequence[Kind], shares: Mapping[str, float]) -> float:
-    """Items per second, of all models together, that the fluid limit serves at most."""
+    """Return the items per second, of all models together, that the fluid limit can serve."""
 
     def feasible(rate: float) -> bool:
         rates = {name: rate * share for name, share in shares.items()}

@@ -1,4 +1,4 @@
-"""One cell of `policy-grid` under one policy, and what is kept of it."""
+"""Runs one cell of `policy-grid` under one policy, and keeps the figures."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ from ray_slo.simulation import PolicyError, simulate, simulate_application
 
 KEPT = Path(__file__).parents[2] / "out" / "policy-grid"
 FEW = 300
-"""Models with fewer requests than this are counted together."""
+"""Models with fewer requests than this count as one model."""
 _HOSTS = {False: "ray_slo.simulation.simulator", True: "ray_slo.simulation.application"}
 _COMPOSED = "ray_slo.policies.composed"
 _OWN = ("benchmarks.own.grid_cells", "benchmarks.own.grid_run")
 
 
 def measure(seed: int, number: int, name: str, requests: float) -> dict[str, Any]:
-    """A cell under a setting of `SETTINGS`.
+    """Run a cell under a setting of `SETTINGS`.
 
     Returns:
-        value (mean accuracy of all requests, of 1; late and refused ones count 0), bad (share),
-        worst (bad share of the worst model), accuracy (percent, of what is in time), p50_s, p99_s,
-        requests, cpu_s; or `error` and a value of 0, where the policy broke its contract.
+        value: mean accuracy over all requests, from 0 to 1; late and refused ones count 0.
+        bad: share of bad requests; worst: that of the worst model.
+        accuracy: percent, of the answers in time.
+        p50_s, p99_s, requests, cpu_s.
+        error: only if the policy broke its contract; then only value (0) and cpu_s are there, too.
     """
     setting, of = SETTINGS[name], cell(seed, number)
     start = time.process_time()
@@ -46,7 +48,7 @@ def measure(seed: int, number: int, name: str, requests: float) -> dict[str, Any
 
 
 def _arguments(cell: Cell, setting: Setting) -> dict[str, Any]:
-    """Those of a live host too, where the latencies are as uncertain as there."""
+    """Return the policy's arguments; with noise, including those that a live host gives it."""
     lived = live_arguments(setting.policy, 1e3 * min(cell.slos_s)) if cell.noise else {}
     return lived | dict(setting.arguments(cell)) | ({"exact": True} if setting.exact else {})
 
@@ -83,7 +85,7 @@ def _models(cell: Cell, setting: Setting, requests: float) -> dict[str, Any]:
 
 
 def _worst(arrived: Any, bad: Any) -> float:
-    """Bad share of the worst model; rare ones count as one."""
+    """Return the bad share of the worst model; all models with few requests count as one."""
     rare = arrived < FEW
     groups = [*zip(arrived[~rare], bad[~rare], strict=True), (arrived[rare].sum(), bad[rare].sum())]
     return max(float(b / n) for n, b in groups if n)
@@ -123,7 +125,7 @@ def _application(cell: Cell, setting: Setting, requests: float) -> dict[str, Any
     }
 
 
-# -- what is kept ----------------------------------------------------------------------------------
+# -- figures on disk -------------------------------------------------------------------------------
 
 
 def kept_at(seed: int, number: int, name: str, requests: float, folder: Path = KEPT) -> Path:
@@ -132,7 +134,7 @@ def kept_at(seed: int, number: int, name: str, requests: float, folder: Path = K
 
 
 def kept(path: Path, code: str | None) -> dict[str, Any] | None:
-    """Figures that were kept, of this very code; of any where `code` is None."""
+    """Return the figures in a file if the code of that mark made them; any if `code` is None."""
     if not path.exists():
         return None
     found: dict[str, Any] = json.loads(path.read_text("utf-8"))
@@ -150,21 +152,23 @@ def _finite(value: Any) -> Any:
 
 
 def code_for(cell: Cell, name: str) -> str:
-    """The mark of a setting's figures in a cell."""
+    """Return the mark of the code that makes a setting's figures in a cell."""
     return code_of(name, cell.tree is not None, cell.variants > 1)
 
 
 @cache
 def code_of(name: str, piped: bool = False, composed: bool = False) -> str:
-    """Stands for the code that a setting's figures follow from: that of the cells, the host (of
-    pipelines or models), the policy and what it may be composed with, with what they import; of
-    all policies for `auto`, which contains them."""
+    """Return a hash of the code that a setting's figures depend on.
+
+    It covers the cells, the host (of pipelines or models), the policy with what it may be composed
+    with, and what these import. For `auto`, it covers all policies, because `auto` contains them.
+    """
     policy = SETTINGS[name].policy
     chosen = POLICIES.values() if policy == "auto" else [POLICIES[policy]]
     if SETTINGS[name].exact:
         chosen = [EXACT[policy]]
     waiting = [_HOSTS[piped], *(path.split(":")[0] for path in chosen)]
-    unused = set() if composed or piped else {_COMPOSED}  # the registry imports it all the same
+    unused = set() if composed or piped else {_COMPOSED}  # the registry always imports it
     read = {module: source for module in _OWN if (source := _source(module))}
     while waiting:
         module = waiting.pop()
@@ -176,14 +180,14 @@ def code_of(name: str, piped: bool = False, composed: bool = False) -> str:
 
 
 def _source(module: str) -> bytes | None:
-    """Of a module; None for a name in one, and for a package, which only gathers what is in it."""
+    """Return a module's source; None if it is a package, or a name that is not a module."""
     path = Path(__file__).parents[2].joinpath(*module.split(".")).with_suffix(".py")
     return path.read_bytes() if path.exists() else None
 
 
 @cache
 def _imported(source: bytes) -> frozenset[str]:
-    """Modules of ray_slo that a source imports, and names that may be modules."""
+    """Return the modules of ray_slo that a source imports, and names that may be modules."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):

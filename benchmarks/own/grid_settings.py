@@ -1,4 +1,4 @@
-"""Which settings of which policies take part in `policy-grid`."""
+"""The settings of policies that take part in `policy-grid`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.own.grid_cells import Cell
 
 TIMEOUT = 0.25
-"""Of the shortest SLO: the wait of `timeout`."""
+"""The wait of `timeout`, as a share of the shortest SLO."""
 
 Arguments = Callable[[Cell], Mapping[str, Any]]
 Fits = Callable[[Cell], bool]
@@ -17,16 +17,16 @@ Fits = Callable[[Cell], bool]
 
 @dataclass(frozen=True)
 class Setting:
-    """A policy as it takes part.
+    """A policy with arguments, and the cells in which it takes part.
 
     Attributes:
-        policy: its name.
-        arguments: for a cell.
-        fits: the cells that it can serve.
-        preempts: it stops batches: it takes part where that is allowed.
-        quickest: it has the quickest variant of each model alone.
+        policy: name of the policy.
+        arguments: makes its arguments for a cell.
+        fits: tells which cells it can serve.
+        preempts: it stops batches, so it takes part only where preemption is allowed.
+        quickest: it has only the quickest variant of each model.
         planned: Loki's planner assigns variants to workers.
-        exact: the policy as its paper prints it.
+        exact: it is the policy as its paper prints it.
     """
 
     policy: str
@@ -50,18 +50,18 @@ def _plain(cell: Cell) -> bool:
 
 
 def _matches(cell: Cell) -> bool:
-    """Matching is for sizes and unlike workers, and costs O(requests · workers)."""
+    """Matching is meant for sizes and unlike workers, and costs O(requests · workers)."""
     workers = sum(kind.count for kind in cell.kinds)
     return _plain(cell) and workers <= 24 and (cell.sized or len(cell.kinds) > 1)
 
 
 def _priced(cell: Cell) -> bool:
-    """It is for variants; elsewhere it runs where its prices for each model cost little."""
+    """Pricing is meant for variants. Without them it takes part only with few models: CPU time."""
     return cell.variants > 1 or len(cell.models) <= 4
 
 
 def _loki(cell: Cell) -> bool:
-    """Loki's planner gives a worker one task, and knows one kind."""
+    """Loki's planner needs one kind of workers, and at least one worker for each task."""
     return (
         cell.tree is not None and len(cell.kinds) == 1 and cell.kinds[0].count >= len(cell.models)
     )

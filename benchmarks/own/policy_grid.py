@@ -1,24 +1,24 @@
-"""Every policy on random cells: value in time as a share of the best policy's with the same means.
+"""Every policy on random cells: value in time, as a share of the best policy's.
 
-`grid_cells` says what is drawn, `grid_settings` which policies take part, and how. A cell is
-simulated on the same arrivals for each of them. *Value in time* is the mean over all requests of
-the accuracy of their answer; a late, refused or lost one counts 0. Where there is one variant its
-shares are those of the requests that are answered in time, as all answers count alike. The *best*
-is the largest value of any policy that takes part: those that stop batches do so in the cells that
-allow it, all others everywhere. *Regret* is what is missing to the best.
+`grid_cells` says what is drawn, and `grid_settings` which policies take part. All policies run on
+the same arrivals in a cell. *Value in time* is the mean over all requests of the accuracy of the
+answer; a late, refused or lost request counts 0. With one variant, all answers count alike, so
+shares of the value are shares of the requests answered in time. The *best* is the largest value of
+any policy that takes part. Policies that stop batches take part only in cells that allow it.
+*Regret* is the difference from the best.
 
-`ramsis` is left out: the tables of one cell take 40 s to solve. `pipeline` takes part with Loki's
-planner, which needs equal workers and at least one for each task; all others do without a planner,
-every worker has every variant. `kairos` matches requests to workers, and takes part where requests
-have sizes or workers differ, up to 24 workers. `price` does where models have variants, or are few.
-"As printed" are the papers' policies in their exact modes.
+`ramsis` is left out, because the tables of one cell take 40 s to solve. `pipeline` takes part with
+Loki's planner, which needs equal workers, and at least one per task. All others have no planner:
+every worker has every variant. `kairos` matches requests to workers. It takes part where requests
+have sizes or workers differ, with up to 24 workers. `price` takes part where models have variants,
+or where there are few models. "As printed" are the papers' policies in their exact modes.
 
-Figures of a cell are kept in `out/policy-grid` with a mark of the code that they follow from, so a
-run that was stopped goes on, and after a change of one policy only that one runs again.
+`out/policy-grid` keeps the figures of each cell, with a mark of the code that made them. So a run
+that was stopped continues, and after a change of one policy only that policy runs again.
 
     python -m benchmarks policy-grid --seed 0 --cells 60      # the first 60 cells
-    python -m benchmarks policy-grid --seed 0 --cell 17       # one alone, all figures
-    python -m benchmarks policy-grid --cells 60 --again auto  # `auto` anew, all else as it was kept
+    python -m benchmarks policy-grid --seed 0 --cell 17       # one cell, with all its figures
+    python -m benchmarks policy-grid --cells 60 --again auto  # only `auto` runs, all else is kept
 """
 
 from __future__ import annotations
@@ -45,40 +45,40 @@ ASKED = [
         "cells within 1 % of the best",
         "≥",
         97,
-        "the best of many settings owes some of its value to chance; bursts cost more",
+        "the best of many settings is partly luck, and bursts increase the regret",
     ),
     (
         "asked of *",
         "least share of the best",
         "≥",
         97,
-        "pipelines with variants under bursts, where Loki's planner is better",
+        "the worst cells are pipelines with variants under bursts, where Loki's planner is better",
     ),
     (
         "asked of *",
         "every model under 1 % bad, of the cells where any policy does",
         "≥",
         99,
-        "it gives up at most 0.7 % of the value for this",
+        "`auto` gives up at most 0.7 % of the value to keep every model below this",
     ),
     (
         "asked of *",
         "p50 at most 1.02 of eager's, of the cells below 0.7 load",
         "≥",
         95,
-        "with several variants, it answers with larger networks, which take longer",
+        "with several variants, `auto` answers with larger networks, which take longer",
     ),
 ]
 CELLS = 300
 REQUESTS = 8000
-"""Measured in a cell, at least; up to 5 times as many where these come within few SLOs."""
+"""Least number of measured requests in a cell; up to 5 times as many if these take few SLOs."""
 WORST = 10
 CLOSE = 0.99
 BAD = 0.01
 AUTO = "auto"
 
 Figures = dict[str, dict[str, Any]]
-"""Of a cell, by setting."""
+"""Figures of a cell, by setting."""
 
 REGIONS: dict[str, Callable[[Cell], bool]] = {
     "all": lambda c: True,
@@ -97,14 +97,17 @@ REGIONS: dict[str, Callable[[Cell], bool]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--cells", type=int, default=CELLS, help=f"default {CELLS}")
-    parser.add_argument("--cell", type=int, help="run this one alone, and print all figures")
-    parser.add_argument("--jobs", type=int, default=2, help="processes, default 2")
     parser.add_argument(
-        "--policies", help="names of settings with ';' between them; all others are left out"
+        "--cells", type=int, default=CELLS, help=f"number of cells to run; default: {CELLS}"
     )
     parser.add_argument(
-        "--again", help="names of settings with ';' between them; others as kept, of any code"
+        "--cell", type=int, help="run only the cell with this number, and print all its figures"
+    )
+    parser.add_argument("--jobs", type=int, default=2, help="number of processes; default: 2")
+    parser.add_argument("--policies", help="run only these settings, separated by ';'")
+    parser.add_argument(
+        "--again",
+        help="run these settings again, separated by ';'; others keep figures of any code",
     )
 
 
@@ -137,7 +140,7 @@ def run(
     return rows
 
 
-_cell = cell  # an argument has its name
+_cell = cell  # because `run` has an argument called `cell`
 
 
 def _names(option: str, given: str | None) -> list[str]:
@@ -180,7 +183,7 @@ def _run_all(
     quick: bool,
     again: Sequence[str],
 ) -> dict[int, Figures]:
-    """Every setting on every cell that it fits; from what was kept, where it was."""
+    """Run every setting on every cell that it fits, unless its figures are kept."""
     requests = REQUESTS / 8 if quick else REQUESTS
     found: dict[int, Figures] = {number: {} for number in made}
     missing: dict[int, list[str]] = {}
@@ -200,7 +203,7 @@ def _run_all(
         left_s = (time.monotonic() - begin) / done * (len(tasks) - done)
         if not quick:
             print(f"cell {number} ({done} of {len(tasks)}, {left_s:.0f} s left)", file=sys.stderr)
-    # In the order of `SETTINGS`, whoever was there first.
+    # In the order of `names`, regardless of what was kept and what has run.
     return {k: {n: of[n] for n in names if n in of} for k, of in found.items()}
 
 
@@ -217,7 +220,7 @@ def _results(tasks: Sequence[_Task], jobs: int) -> Iterator[tuple[int, Figures]]
 
 
 def _one(task: _Task) -> tuple[int, Figures]:
-    """Some settings on a cell; what they came to is kept."""
+    """Run some settings on a cell, and keep their figures."""
     seed, number, names, requests, keeps = task
     of = cell(seed, number)
     found = {}
@@ -229,11 +232,11 @@ def _one(task: _Task) -> tuple[int, Figures]:
     return number, found
 
 
-# -- what came of it -------------------------------------------------------------------------------
+# -- rows ------------------------------------------------------------------------------------------
 
 
 def shares_of(figures: Figures) -> dict[str, float]:
-    """Value as a share of the best; empty where no policy got anything."""
+    """Return each value as a share of the best; empty if no policy got any value."""
     best = max((f["value"] for f in figures.values()), default=0.0)
     return {name: f["value"] / best for name, f in figures.items()} if best > 0 else {}
 
@@ -274,7 +277,7 @@ def asked_rows(
     figures: Mapping[int, Figures],
     shares: Mapping[int, Mapping[str, float]],
 ) -> Iterator[Row]:
-    """What the default policy is asked for."""
+    """Return the rows that `ASKED` refers to."""
     case = f"asked of {name}"
     of = np.array([s[name] for s in shares.values() if name in s])
     yield Row(case, "cells", "", len(of))
@@ -315,7 +318,7 @@ def _percent(held: Sequence[bool]) -> float | None:
 
 
 def latency_ratio(figures: Figures, name: str, what: str) -> float | None:
-    """A latency over eager's; None where there is none."""
+    """Return a latency divided by eager's; None if one of them is missing."""
     ours, theirs = (figures.get(n, {}).get(what) for n in (name, "eager"))
     return ours / theirs if ours and theirs else None
 
@@ -323,7 +326,7 @@ def latency_ratio(figures: Figures, name: str, what: str) -> float | None:
 def worst_rows(
     name: str, made: Mapping[int, Cell], shares: Mapping[int, Mapping[str, float]]
 ) -> Iterator[Row]:
-    """Where most is missing to the best, and what the best was."""
+    """Return the cells with the largest regret, and the best setting of each."""
     of = sorted((s[name], k) for k, s in shares.items() if name in s)
     for share, k in of[:WORST]:
         best = max(shares[k], key=shares[k].__getitem__)

@@ -1,9 +1,10 @@
-"""Deferred batching with preemption where it gains, beside `deferred` and `flex`.
+"""Deferred batching with preemption where it gains, compared with `deferred` and `flex`.
 
-The policy is `deferred_flex`. Two models of SHEPHERD's Table 4 on 4 GPUs, no delays, without
-overheads of preemption. Load 1 would keep half of the GPUs busy with each model, in batches that
-take half its SLO. Goodput counts every request alike, so in overload all three but `deferred` gain
-it at the cost of the dearer model: its bad rate stands beside.
+Deferred batching with preemption is `deferred_flex`. Two models of SHEPHERD's Table 4 share 4 GPUs.
+There are no delays, and preemption itself costs nothing. At load 1, each model would keep half of
+the GPUs busy in batches that take half its SLO. Goodput counts every request alike. So in overload,
+all policies except `deferred` gain goodput at the cost of the more expensive model. A row therefore
+has the bad rate of that model, too.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ LOADS = (0.6, 0.9, 1.5)
 
 
 def rate_of(stream: ZooModel) -> float:
-    """At load 1, requests per second."""
+    """Return the requests per second of a stream at load 1."""
     model = stream.model()
     profile = model.variants[0].profiles["default"]
     return GPUS / 2 * profile.throughput(profile.max_batch_within(model.latency_slo_s / 2))

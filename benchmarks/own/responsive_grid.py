@@ -1,17 +1,19 @@
-"""`responsive` against consolidate's goodput and eager's latency, over the grid.
+"""`responsive` compared with consolidate's goodput and eager's latency, over the grid.
 
-A sample over the dimensions of Symphony's Table 1 (the grid of `symphony-fig7`: model, how many
-share the workers, GPUs per model, SLO, burstiness as the shape of Gamma gaps), with one model on 8
-workers first and three pools with a strong batching effect last. Goodput is the largest rate at
-which at most 1 % of the requests of any model are bad, found for both objectives on the same
-arrivals. Latency is over the served requests at a share of *eager's own* goodput, on the same
-arrivals: a ratio of at most 1 is no worse than eager's. Below are the worst ratios over the loads;
-quantiles of these short runs are good to a few percent.
+The cases are a sample over the dimensions of Symphony's Table 1, which is the grid of
+`symphony-fig7`. Its dimensions are the model, the number of models that share the workers, GPUs per
+model, SLO, and burstiness (shape of Gamma gaps). One model on 8 workers comes first, three pools
+with a strong batching effect last.
 
-The three pools with a strong batching effect (the first is Symphony's Figure 6 (a) at β = 15 ms)
-were chosen because `responsive`, the default, loses there. Their second table has the bad requests
-of the worst model, in percent of its arrivals, at shares of the bound: all GPUs busy in the largest
-batch with ℓ(b) ≤ SLO, which no policy can exceed.
+Goodput is the largest rate at which at most 1 % of the requests of any model are bad. It is found
+for both objectives on the same arrivals. Latency is that of served requests, at a share of *eager's
+own* goodput, on the same arrivals. A ratio of at most 1 is no worse than eager's. The rows have the
+worst ratios over all loads. Quantiles of these short runs vary by a few percent.
+
+The three pools with a strong batching effect were chosen because `responsive`, the default, loses
+there. The first is that of Symphony's Figure 6 (a) at β = 15 ms. Their second table has the bad
+requests of the worst model, in percent of its arrivals, at shares of a bound. The bound has all
+GPUs busy in the largest batch with ℓ(b) ≤ SLO; no policy can exceed it.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "consolidate": ("deferred", {"objective": "consolidate"}),
     "responsive": ("deferred", {}),
 }
-# One model alone: the edges of Table 1 (strong and weak batching effect, SLO, burstiness).
+# One model alone, at the extremes of Table 1 (batching effect, SLO, burstiness).
 ALONE = [
     Case(model, 1, 8, slo, shape)
     for model, slo in (("DenseNet121", 30), ("ResNet50V2", 25), ("BERT", 40), ("VGG16", 50))
@@ -48,7 +50,7 @@ ALONE = [
 
 
 class Synthetic(NamedTuple):
-    """Equal models with ℓ(b) = alpha_ms · b + beta_ms on a shared pool; shape 1 is Poisson."""
+    """Models with ℓ(b) = alpha_ms · b + beta_ms on a shared pool. Shape 1 is Poisson arrivals."""
 
     copies: int
     alpha_ms: float
@@ -65,7 +67,7 @@ class Synthetic(NamedTuple):
 
     @property
     def models(self) -> list[ZooModel]:
-        """`copies` models, equal but for their names."""
+        """The models, which differ only in their names."""
         return [
             ZooModel(f"m{i}", self.alpha_ms, self.beta_ms, self.slo_ms) for i in range(self.copies)
         ]
@@ -75,7 +77,7 @@ STRONG = [Synthetic(10, 1, 15, 46, 32), Synthetic(8, 1, 15, 46, 16), Synthetic(4
 
 
 def measure(case: Case | Synthetic, quick: bool, seed: int) -> dict[str, float]:
-    """Goodput of each policy and the worst latency ratios of `responsive` over eager."""
+    """Return the goodput ratios, and the worst latency ratios of `responsive` over eager."""
     models = case.models
     cluster = Cluster.uniform([m.model() for m in models], case.gpus)
     bound = upper_bound(models, case.gpus)
@@ -122,7 +124,7 @@ def measure(case: Case | Synthetic, quick: bool, seed: int) -> dict[str, float]:
 
 
 def worst_bad(case: Case | Synthetic, quick: bool, seed: int) -> list[Row]:
-    """Bad requests of the worst model under every policy, at shares of the bound."""
+    """Return the bad requests of the worst model under every policy, at shares of the bound."""
     models = case.models
     bound = upper_bound(models, case.gpus)
     warmup_s = 2.0

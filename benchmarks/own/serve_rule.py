@@ -1,9 +1,10 @@
 """Ray Serve's own autoscaling as a planner's brain, to compare with.
 
-From Serve's documentation of `AutoscalingConfig`: every deployment (here: a model, one variant)
-wants as many replicas as its requests, queued and running, over `target_ongoing_requests`; their
-number is the mean over `look_back_s`. More replicas are started once that was wanted for
-`upscale_delay_s`, fewer once it was for `downscale_delay_s`, all at once.
+This follows Serve's documentation of `AutoscalingConfig`. Here, a deployment is a model with one
+variant. It wants as many replicas as its ongoing requests (queued and running), divided by
+`target_ongoing_requests`. Ongoing requests are averaged over `look_back_s`. The number of replicas
+grows at once when more were wanted for `upscale_delay_s`. It shrinks at once when fewer were wanted
+for `downscale_delay_s`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ray_slo.planning.brains.brain import Brain, Counts, Seen, Verdict, Wanted
 
 
 class Ongoing(PolicyWrapper):
-    """Counts the requests of each model that wait or run."""
+    """Counts the ongoing requests of each model, which wait or run."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy)
@@ -55,7 +56,7 @@ class Ongoing(PolicyWrapper):
 
 @dataclass(frozen=True)
 class Rule:
-    """Arguments of the rule, with Serve's defaults; times in seconds."""
+    """The arguments of the rule, with Serve's defaults. Times are in seconds."""
 
     target_ongoing_requests: float = 2.0
     upscale_delay_s: float = 30.0
@@ -63,7 +64,7 @@ class Rule:
     look_back_s: float = 30.0
 
     def faster(self, factor: float) -> Rule:
-        """As for a day that goes by `factor` times as fast."""
+        """Return the rule for a day that passes `factor` times as fast."""
         return Rule(
             self.target_ongoing_requests,
             self.upscale_delay_s / factor,
@@ -73,12 +74,12 @@ class Rule:
 
 
 class ServeRule(Brain):
-    """Scales every model by itself. A worker serves one model.
+    """Scales every model on its own. A worker serves one model.
 
     Args:
-        problem: one kind of workers; models with their first variants.
-        first: workers of each model at first.
-        ongoing: counts the requests.
+        problem: a problem with one kind of workers; only the first variant of a model is used.
+        first: initial number of workers of each model.
+        ongoing: counts the ongoing requests.
     """
 
     def __init__(
@@ -89,7 +90,8 @@ class ServeRule(Brain):
         self._rule, self._ongoing = rule, ongoing
         self._target = dict(first)
         self._past: dict[str, deque[tuple[float, int]]] = {m: deque() for m in first}
-        self._since: dict[str, tuple[int, float]] = {}  # which way each wants to go, since when
+        # For each model: the direction in which it wants to scale, and since when.
+        self._since: dict[str, tuple[int, float]] = {}
         self._does: dict[str, str] = {}
         self._news = False
 
@@ -102,7 +104,7 @@ class ServeRule(Brain):
 
     def counted(self, now: float, over_s: float, counts: Counts) -> None:
         for model, past in self._past.items():
-            # A composed policy holds the requests for a model by its variant.
+            # A policy composed with variants counts a model's requests under its variant's name.
             names = model, self._variants[model].name
             past.append((now, sum(self._ongoing.ongoing.get(name, 0) for name in names)))
             while past[0][0] < now - self._rule.look_back_s:

@@ -1,17 +1,18 @@
-"""10 models × 2 variants on 16 workers: the default beside deferral on the fast variant alone.
+"""10 models × 2 variants on 16 workers: the default and deferral on the fast variant alone.
 
-Every model has a fast variant (6 + b ms, 70 %) and a good one (15 + 3·b ms, 80 %), all 16 workers
-have all of them, the SLO is 100 ms. Loads are shares of what the fast variants can serve at most
-(all workers busy in the largest batches within the SLO). The *fluid limit* is the most accurate mix
-at each load that leaves no request unserved where that can be; no policy can do better. Nothing
-should be worse off with a choice of variants than with the fast one alone: never more bad requests,
-and as much more accuracy as the load leaves time for.
+Every model has a fast variant (6 + b ms, 70 %) and a good one (15 + 3·b ms, 80 %). All 16 workers
+have all variants. The SLO is 100 ms. Loads are shares of the fast variants' capacity (all workers
+busy in the most efficient batches within the SLO). The *fluid limit* is the most accurate mix at a
+load that leaves no request unserved, as far as that is possible. No policy can do better.
+
+A choice of variants should never be worse than the fast variant alone. It should have no more bad
+requests, and as much more accuracy as the load leaves time for.
 
 `deferred` with both variants is `deferred` composed with a choice of variants
-(`policies/composed.py`). The summary has the differences that should not be: bad
-requests beyond those of deferral on the fast variant, in points, and the value in time (mean
-accuracy over all requests, of which bad ones count 0) behind deferral on the fast variant and
-behind the fluid limit, at loads up to 0.9.
+(`policies/composed.py`). The summary has the differences that should be zero or less. *Bad beyond
+deferral's*: bad requests, minus those of deferral on the fast variant, in points. *Value behind*:
+the value in time of deferral on the fast variant, or of the fluid limit at loads up to 0.9, minus
+ours. The value in time is the mean accuracy over all requests; bad ones count 0.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ SYSTEMS: dict[str, tuple[str, dict[str, Any], bool]] = {
 
 @dataclass(frozen=True)
 class Point:
-    """A system at a load: shares of 1 and percent."""
+    """Figures of a system at a load: `bad` is a share of 1, `accuracy` in percent."""
 
     bad: float
     accuracy: float
@@ -60,7 +61,7 @@ class Point:
 
 
 def models(both: bool = True) -> list[Model]:
-    """Ten alike, with both variants or the fast one alone, the more accurate first."""
+    """Return ten equal models, with both variants or only the fast one; accurate variants first."""
     return [
         Model(
             f"m{i}",
@@ -72,13 +73,13 @@ def models(both: bool = True) -> list[Model]:
 
 
 def capacity() -> float:
-    """Requests per second that the fast variants serve at most."""
+    """Return the requests per second that the fast variants can serve."""
     profile = FAST.profiles["default"]
     return WORKERS * max(b / profile(b) for b in range(1, profile.max_batch_within(SLO_S) + 1))
 
 
 def limit(rate: float) -> Point:
-    """What the fluid limit does at so many requests per second."""
+    """Return the figures of the fluid limit at this rate, in requests per second."""
     rates = {model.name: rate / MODELS for model in models()}
     found = fluid.solve(fluid.Problem(models(), rates, {"default": WORKERS}))
     return Point(sum(found.unserved.values()) / rate, found.accuracy)
@@ -120,7 +121,7 @@ def run(quick: bool, seed: int) -> list[Row]:
 
 
 def summary(case: str, points: dict[str, dict[float, Point]]) -> list[Row]:
-    """What should not be: see the module's docstring."""
+    """Return the differences that should be zero or less; see the module's docstring."""
     ours, alone = points[SUBJECT], points[ALONE]
     calm = [load for load in ours if load <= REASONABLE]
     behind = max(limit(load * capacity()).value - ours[load].value for load in calm)

@@ -1,17 +1,21 @@
-"""What the best single-purpose set-up of today gets on a pool that is split by hand.
+"""The best single-purpose set-ups on a pool that is split by hand, to compare with `composition`.
 
-*Single-purpose* is what one application could hold before all shapes composed: plain models under a
-policy that batches (`deferred`, `eager`; `flex` and `deferred_flex` where batches may be stopped);
-models with variants under `price`, or each by one variant that its user chose; sized requests under
-`kairos`, or under the others with their sizes unsaid (profiles then hold the 95th percentile of the
-items in so many requests, as measured ones do); one pipeline on one kind of workers under Loki, or
-on all of them without a planner. Several plain models may share workers; nothing else may.
+*Single-purpose* is what one application could serve before ray-slo could combine features:
 
-*By hand*: every part gets a fixed number of workers of each kind, for the whole run. Parts, set-ups
-and numbers are searched for (from equal numbers, a worker at a time) on the very requests that they
-are then judged by, which no operator could; so this is more than what is got today. With a budget
-the mix of kinds is searched, too. With autoscaling, which none of them has, it gets the mean number
-of workers that ours used, rounded up.
+* models without variants, under a policy that batches: `deferred` or `eager`, and with preemption
+  `flex` or `deferred_flex`;
+* models with variants: under `price`, or each with one variant that its user chose;
+* requests with sizes: under `kairos`, or under the others without their sizes. Profiles then have
+  the 95th percentile of the items in that many requests, as measured profiles do;
+* one pipeline: on one kind of workers under Loki, or on all kinds without a planner.
+
+Several models without variants may share workers; nothing else may.
+
+*By hand*: each part gets a fixed number of workers of each kind for the whole run. A search finds
+the best parts, set-ups and numbers. It starts from equal numbers and moves workers one by one. It
+tries them on the same requests that they are then judged by, which no operator could do. So this is
+better than what an operator gets. With a budget, the mix of kinds is searched, too. Autoscaling is
+not part of any set-up: then the pool has the mean number of workers that ours used, rounded up.
 """
 
 from __future__ import annotations
@@ -41,13 +45,13 @@ from ray_slo.planning import auto, loki
 from ray_slo.planning.brains.loki import LokiBrain, LokiSetting
 from ray_slo.simulation import simulate_application
 
-Workers = tuple[tuple[str, int], ...]  # by kind, of which there is at least one
-Parts = tuple[tuple[str, ...], ...]  # roots of each
+Workers = tuple[tuple[str, int], ...]  # (kind, number), for each kind with at least one worker
+Parts = tuple[tuple[str, ...], ...]  # the roots of each part
 
 
 @dataclass(frozen=True)
 class SetUp:
-    """A way to serve a part: a policy, and the only variant of each model, if one is chosen."""
+    """A way to serve a part: a policy, and the only variant of each model if the user chose one."""
 
     policy: str
     variant: int | None = None
@@ -63,11 +67,11 @@ class SetUp:
 
 @dataclass
 class Split:
-    """The best split of a pool.
+    """A split of a pool, with the best set-up for each part.
 
     Attributes:
-        value: accuracy-weighted, in time, over all requests.
-        says: in words.
+        value: mean accuracy over all requests, where those not answered in time count 0.
+        says: the split in words.
     """
 
     value: float
@@ -76,7 +80,7 @@ class Split:
 
 @dataclass
 class Hand:
-    """Searches for the best split of one case."""
+    """Searches for the best split of one application."""
 
     case: Application
     seed: int
@@ -84,7 +88,7 @@ class Hand:
     known: dict[Any, float] = field(default_factory=dict)
 
     def best(self, pool: Mapping[str, int]) -> Split:
-        """On so many workers of each kind."""
+        """Return the best split of this number of workers of each kind."""
         grouped = GROUPS in self.case.features
         splits = (
             self._of_groups(parts, pool) if grouped else self._climb(parts, pool)
@@ -93,7 +97,7 @@ class Hand:
         return max(splits, key=lambda split: split.value)
 
     def _of_groups(self, parts: Parts, pool: Mapping[str, int]) -> Split:
-        """Groups are dealt out whole."""
+        """Return the best split in which each part gets whole groups."""
         of = {g: tuple((k, n) for k, n in pool.items() if k.endswith(g) and n) for g in "ab"}
         deals = (
             ([of[g]] for g in "ab") if len(parts) == 1 else ([of["a"], of["b"]], [of["b"], of["a"]])
@@ -101,7 +105,7 @@ class Hand:
         return max((self._split(parts, deal) for deal in deals), key=lambda split: split.value)
 
     def _climb(self, parts: Parts, pool: Mapping[str, int]) -> Split:
-        """From equal shares, a worker at a time, as long as that is better."""
+        """Start with equal shares, and move workers as long as that improves the value."""
         dealt = [dict.fromkeys(pool, 0) for _ in parts]
         for k, n in pool.items():
             for i in range(n):
@@ -125,7 +129,7 @@ class Hand:
         return best
 
     def _split(self, parts: Parts, dealt: Sequence[Workers]) -> Split:
-        """What these parts on these workers come to."""
+        """Return the split of these parts on these workers."""
         found = [self._best_of(p, a) for p, a in zip(parts, dealt, strict=True)]
         total = sum(len(w.arrivals.times_s) for w in self.case.workloads.values())  # type: ignore[union-attr]
         says = "; ".join(
@@ -135,7 +139,7 @@ class Hand:
         return Split(sum(worth for worth, _ in found) / total, says)
 
     def _partitions(self) -> Iterator[Parts]:
-        """Parts: each root alone, or all models together."""
+        """Yield the ways to divide the roots: each root alone, or all models together."""
         roots = self.case.roots
         models = tuple(r for r in roots if r != "photo")
         yield tuple((r,) for r in roots)
@@ -143,14 +147,14 @@ class Hand:
             yield (models, *((r,) for r in roots if r == "photo"))
 
     def _best_of(self, part: tuple[str, ...], workers: Workers) -> tuple[float, SetUp | None]:
-        """Sum of the worth of a part's requests, and how."""
+        """Return the value of a part, summed over its requests, and the set-up that reaches it."""
         if not workers:
             return 0.0, None
         found = [(self._worth(part, workers, s), s) for s in self._promising(part)]
         return max(found, key=lambda f: f[0])
 
     def _promising(self, part: tuple[str, ...]) -> list[SetUp]:
-        """The set-up that does best on an even share of the pool; the two best of the only part."""
+        """Return the best set-up on an even share of the pool; the two best for the only part."""
         if part not in self.known:
             setups = list(self._setups(part))
             if len(setups) > 1:
@@ -237,10 +241,10 @@ def _workers(deal: Mapping[str, int]) -> Workers:
 
 
 def pools(case: Application, used: Mapping[str, float] | None) -> list[dict[str, int]]:
-    """Numbers of workers by kind that may be split.
+    """Return the pools (number of workers by kind) that may be split.
 
     Args:
-        used: mean workers of ours, where it scales.
+        used: mean number of workers by kind that ours used, with autoscaling.
     """
     kinds = [kind.name for kind in case.problem.kinds]
     if used is not None:
@@ -258,7 +262,7 @@ def pools(case: Application, used: Mapping[str, float] | None) -> list[dict[str,
 
 
 def _unsaid(model: auto.Model) -> auto.Model:
-    """Profiles by requests whose sizes nobody says."""
+    """Return the model with profiles by requests, for policies that do not know their sizes."""
     if model.items == 1:
         return model
     rng = np.random.default_rng(0)
@@ -275,7 +279,7 @@ def _unsaid(model: auto.Model) -> auto.Model:
 
 
 def _on(models: tuple[auto.Model, ...], kinds: list[auto.Kind]) -> tuple[auto.Model, ...]:
-    """Profiles of these kinds alone."""
+    """Return the models with profiles for these kinds alone."""
     names = {kind.name for kind in kinds}
     return tuple(
         replace(
@@ -290,7 +294,7 @@ def _on(models: tuple[auto.Model, ...], kinds: list[auto.Kind]) -> tuple[auto.Mo
 
 
 def loki_of(problem: auto.Problem) -> LokiBrain:
-    """Loki's planner for the one pipeline and the one kind of a problem."""
+    """Return Loki's planner for a problem with one pipeline and one kind of workers."""
     (tree,), (kind,) = problem.trees, problem.kinds
     tasks = []
     for task in tree.order:

@@ -1,4 +1,4 @@
-"""Systems to compare with, behind the `Policy` protocol: name them "benchmarks.peers:Nexus"."""
+"""Systems to compare with, as policies: name one as in "benchmarks.peers:Nexus"."""
 
 from benchmarks.peers.clockwork import Clockwork
 from benchmarks.peers.nexus import Nexus, Node, Session, squishy_bin_packing

@@ -1,7 +1,7 @@
-"""What the peers share: workers, queues that give up what cannot be served, timers.
+"""Base of the peers: workers, queues that drop what cannot be served, timers.
 
-A peer sends a batch when a worker is idle, never ahead of the running one's end, so compare peers
-at equal delays (with delays of 0 sending ahead wins nothing).
+A peer sends a batch when a worker is idle, never before the running one has ended. So compare peers
+at equal delays. (Without delays, sending ahead gains nothing.)
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ray_slo.core.queues import DeadlineQueue
 TOLERANCE_S = 5e-7
 
 Kind = tuple[str, frozenset[str]]
-"""Hardware and loaded variants: workers alike in both serve alike."""
+"""Hardware and loaded variants: workers that agree in both are of the same kind."""
 
 
 class PeerWorker:
@@ -43,11 +43,11 @@ class PeerWorker:
         self.rank = 0
         self.kind: Kind = ("", frozenset())
         self.running: int | None = None  # batch id
-        self.free_at = -math.inf  # predicted
+        self.free_at = -math.inf  # predicted end of its batch
 
 
 class Served:
-    """A model on workers of one kind: which variant, and reach[b − 1] = delay(b) + ℓ(b)."""
+    """A model on workers of one kind: its variant, and reach[b − 1] = delay(b) + ℓ(b)."""
 
     __slots__ = ("profile", "reach", "variant")
 
@@ -58,11 +58,11 @@ class Served:
 
 
 class PeerQueue:
-    """Requests of one model that wait in one place.
+    """Waiting requests of one model in one place.
 
     Attributes:
-        reach_1: the shortest time in which one of them can be served, seconds.
-        drop_at: when its timer is set for.
+        reach_1: shortest time in which one request can be served, in seconds.
+        drop_at: time for which its timer is set.
     """
 
     __slots__ = ("drop_at", "model", "order", "queue", "reach_1", "served")
@@ -77,7 +77,7 @@ class PeerQueue:
 
 
 class Peer(ABC):
-    """A policy that runs at most one batch per worker and drops what can no longer be served."""
+    """A policy with at most one batch per worker, which drops requests that cannot be in time."""
 
     serves_late: ClassVar[bool] = False
 
@@ -96,19 +96,19 @@ class Peer(ABC):
 
     @abstractmethod
     def _cancel(self, request: Request) -> None:
-        """Forget a request, if it is here."""
+        """Forget a request, if it is known."""
 
     @abstractmethod
     def _freed(self, worker: PeerWorker) -> None:
-        """A worker has no batch any more."""
+        """A worker's batch has ended."""
 
     @abstractmethod
     def _changed(self, now: float, cluster: Cluster) -> None:
-        """Workers, kinds and profiles are new; put the waiting requests where they belong."""
+        """Workers, kinds and profiles are new: put the waiting requests into new queues."""
 
     @abstractmethod
     def _act(self, now: float) -> float:
-        """Append to `_actions`; return when to be asked again."""
+        """Append to `_actions`; return the time of the next call."""
 
     def requests_arrived(self, now: float, requests: Sequence[Request]) -> None:
         for request in requests:
@@ -134,7 +134,7 @@ class Peer(ABC):
                 self._served[state.kind] = {
                     model.name: Served(v.name, v.profiles[worker.hardware], cluster.delay)
                     for model in cluster.models.values()
-                    for v in reversed(model.variants)  # the first one that is loaded stays
+                    for v in reversed(model.variants)  # the first loaded variant wins
                     if v.name in worker.loaded and worker.hardware in v.profiles
                 }
         self._timers = []
@@ -155,10 +155,10 @@ class Peer(ABC):
             heappop(timers)
         return Decision(self._actions, min(wake_at, timers[0][0] if timers else math.inf))
 
-    # For subclasses ----------------------------------------------------------------------------
+    # Methods for subclasses --------------------------------------------------------------------
 
     def _queue(self, model: str, kinds: Sequence[Kind]) -> PeerQueue:
-        """A queue for a model that workers of `kinds` serve."""
+        """Make a queue for a model that workers of `kinds` serve."""
         self._serial += 1
         reach_1 = [self._served[k][model].reach[0] for k in kinds if model in self._served[k]]
         return PeerQueue(model, self._serial, min(reach_1, default=0.0), bool(reach_1))
@@ -169,7 +169,7 @@ class Peer(ABC):
             self._arm(queue)
 
     def _arm(self, queue: PeerQueue) -> None:
-        """Wake up when the head can be served no more (or earlier)."""
+        """Set the timer for when the head can no longer be served, or earlier."""
         if queue.queue:
             at = queue.queue.head.deadline - queue.reach_1 + 2 * TOLERANCE_S
             if at < queue.drop_at:

@@ -1,8 +1,8 @@
-"""Model selection by load alone, from one queue: what RAMSIS §7 compares with.
+"""Model selection by load alone, from one queue: base of the systems that RAMSIS §7 compares with.
 
-Idle workers eagerly grab batches from a model's central queue, earliest deadline first, up to a
-largest size; a subclass says which variant and which size. Nothing is dropped while some worker
-could serve it: as in the paper, late is better than never.
+Each model has a central queue. An idle worker at once takes a batch from it, earliest deadline
+first, up to a maximum size. A subclass chooses the variant and the size. A request is only dropped
+if no worker can serve its model: as in the paper, a late answer is better than none.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from ray_slo.core.load import LoadMonitor
 from ray_slo.core.queues import DeadlineQueue
 
 Choice = tuple[str, int]
-"""A variant and how large its batch may be."""
+"""A variant, and the largest batch that it may run."""
 
 
 class Offered:
-    """A model on workers of one kind: their variants that serve it, least accurate first.
+    """A model on workers of one kind: the variants that can serve it, the least accurate first.
 
     Attributes:
-        workers: how many workers serve the model, of this kind or another.
+        workers: number of workers that serve the model, of all kinds.
     """
 
     __slots__ = ("accuracy", "model", "profiles", "slo_s", "workers")
@@ -53,17 +53,17 @@ class Offered:
 
     @property
     def fastest(self) -> Choice:
-        """The variant that is quickest with one request, in batches as large as it can."""
+        """The variant with the shortest ℓ(1), with its largest batch size."""
         name = min(self.profiles, key=lambda v: self.profiles[v].latency(1))
         return name, self.profiles[name].max_batch_size
 
 
 class CentralQueue(ABC):
-    """A queue per model; an idle worker takes the most urgent one's head.
+    """A queue per model. An idle worker takes the head of the most urgent one.
 
     Args:
-        load: the anticipated requests per second of each model, where it is known; else measured.
-        window_ms: of the load monitor.
+        load: requests per second of each model, if known; else the load is measured.
+        window_ms: window in which the load is measured.
     """
 
     serves_late: ClassVar[bool] = True
@@ -82,7 +82,7 @@ class CentralQueue(ABC):
 
     @abstractmethod
     def _choose(self, offered: Offered, load: float, waiting: int, slack_s: float) -> Choice:
-        """What an idle worker runs: of `waiting` requests the head has `slack_s` left."""
+        """Return what an idle worker runs. The first of `waiting` requests has `slack_s` left."""
 
     def requests_arrived(self, now: float, requests: Sequence[Request]) -> None:
         for request in requests:

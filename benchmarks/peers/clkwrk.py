@@ -1,9 +1,9 @@
-"""CLKWRK, as Kairos §7 has it: Clockwork's central controller over unlike instances.
+"""CLKWRK, as in Kairos §7: Clockwork's central controller over unlike instances.
 
-Each instance has a queue of its own, first come, first served. The controller knows when every
-queue will be empty and how long every request takes where; a new request goes at once into the
-queue in which it will be done first. So it is in time unless no instance can do it. Which
-instance would be the better use for it is no question.
+Each instance has its own queue, first come, first served. The controller knows when every queue
+will be empty, and how long every request takes on every instance. A new request joins the queue
+that finishes it first. So it is in time, unless no instance can serve it in time. The controller
+does not consider which instance suits the request best.
 """
 
 from __future__ import annotations

@@ -1,27 +1,27 @@
 """Clockwork (Gujarati et al., OSDI 2020): earliest required start first, committed ahead.
 
-After §5.3 of its paper and its published scheduler ("INFER5"), read for what the two papers that
+This follows §5.3 of its paper, and its published scheduler ("INFER5") for what the papers that
 compare with it leave open:
 
-* a model has a queue per batch size b, of the requests that can still be served in a batch of b:
-  heads that cannot are dropped from it when a worker looks;
-* a queue makes a *strategy*: batches of b, required to start by d − ℓ(b), d the deadline at its
-  head *then*. A worker takes the strategy with the earliest required start over all models, and
-  runs the largest batch of that model which can be filled and meets its deadlines; requests before
-  that batch are given up. If it is smaller than the strategy's, the strategy is void, and the model
-  makes new ones of the sizes that can be filled;
-* a strategy that was made keeps its required start, even past it: a model whose head expires
-  while others run comes first, and serves what has come since. So no model starves;
-* a worker is given work until its schedule ends `schedule_ahead_ms` after now. What is committed
-  neither grows nor moves; a batch that cannot start in its window is rejected;
-* batches are to end `slo_buffer_ms` before the deadline.
+* A model has a queue per batch size b, with the requests that can still be served in a batch of b.
+  Heads that cannot are dropped when a worker looks at the queue.
+* A queue makes a *strategy*: a batch of b that must start by d − ℓ(b). Here d is the deadline of
+  its head *at that time*. A worker takes the strategy with the earliest required start over all
+  models. It runs the largest batch of that model that can be filled and meets its deadlines.
+  Requests before that batch are given up. If the batch is smaller than the strategy's, the strategy
+  is void. Then the model makes new ones, of the sizes that can be filled.
+* A strategy keeps its required start, even when this is past. So a model whose head expires while
+  others run comes first, and serves requests that have arrived since. No model starves.
+* A worker is given work until its schedule ends `schedule_ahead_ms` after now. A committed batch
+  neither grows nor moves. If it cannot start in its window, it is rejected.
+* Batches must end `slo_buffer_ms` before the deadline.
 
-The defaults are the published constants, with which `symphony-table2` comes out as in the paper.
+The defaults are the published constants. With them, `symphony-table2` agrees with the paper.
 
-Here workers alike share their strategies (there, each has its own, stale by different amounts).
+Equal workers share their strategies here. In Clockwork, each worker has its own, of different age.
 
-Worked example: one worker, ℓ(b) = b + 5, SLO 20, nothing ahead, no buffer. A comes at 0 and runs at
-once until 6. B, C and D come at 1, 2 and 3: at 6 a batch of three is the largest that can be filled
+Worked example: one worker, ℓ(b) = b + 5, SLO 20, nothing ahead, no buffer. A arrives at 0, and runs
+until 6. B, C and D arrive at 1, 2 and 3. At 6, a batch of three is the largest that can be filled
 and ends in time, so all three run until 14. With 10 ahead, B would have been committed alone at 1,
 to start at 6.
 """
@@ -56,7 +56,7 @@ class _Committed:
         self.worker = worker
         self.served = served
         self.requests = requests
-        self.latest = latest  # to be sent until
+        self.latest = latest  # latest start
 
 
 class _Model:
@@ -71,11 +71,11 @@ class _Model:
         self.served = served
         self.sizes = sizes
         self.reach = [served.reach[b - 1] + buffer_s for b in sizes]
-        self.drained_at = -math.inf  # when heads were last dropped, as starts of a batch
-        self.strategy: tuple[float, int] | None = None  # required start, batch size
+        self.drained_at = -math.inf  # start of the batch for which heads were last dropped
+        self.strategy: tuple[float, int] | None = None  # (required start, batch size)
 
     def fill(self, start_at: float) -> int:
-        """Index of the largest batch size that can be filled in time from `start_at`, or −1."""
+        """Return the index of the largest batch size that fills in time from `start_at`, or −1."""
         queue = self.queue.queue
 
         def short(i: int) -> bool:
@@ -85,12 +85,12 @@ class _Model:
         return bisect_left(range(len(self.sizes)), True, key=short) - 1
 
     def propose(self, largest: int) -> tuple[float, int] | None:
-        """The earliest required start over the batch sizes up to `sizes[largest]`."""
+        """Return the strategy with the earliest required start, up to `sizes[largest]`."""
         queue, reach = self.queue.queue, self.reach
         if not queue:
             return None
         best: tuple[float, int] | None = None
-        # Of queues with the same head, that of the largest size must start first.
+        # If queues have the same head, that of the largest size must start first.
         slack = queue[len(queue) - 1].deadline - self.drained_at + TOLERANCE_S
         i = min(largest, bisect_right(reach, slack) - 1)
         while i >= 0:
@@ -110,13 +110,13 @@ class Clockwork(Peer):
 
     Args:
         schedule_ahead_ms: a worker is given work while its schedule ends sooner than this.
-        batch_sizes: those a model has, among the sizes of its profile; None for all of them. Its
+        batch_sizes: batch sizes of a model, among those of its profile; None for all. Clockwork's
             runtime compiled 1, 2, 4, 8 and 16; Symphony §5.1 added the others for its comparison.
-        slo_buffer_ms: batches are to end so much before their deadlines (for the way back).
-        max_execution_ms: batches that take longer are not made, but for single requests.
+        slo_buffer_ms: batches end this long before their deadlines, for the way back.
+        max_execution_ms: batches that take longer are not made, except single requests.
 
     Raises:
-        ValueError: an argument out of its range.
+        ValueError: an argument is out of its range.
     """
 
     def __init__(
@@ -142,10 +142,10 @@ class Clockwork(Peer):
         self._max_execution_s = max_execution_ms / 1e3
         self._queues: dict[str, PeerQueue] = {}
         self._models: dict[Kind, dict[str, _Model]] = {}
-        # Heaps of (required start, batch size, order, model); stale if the model's is another.
+        # Heaps of (required start, batch size, order, model); stale if the model has another.
         self._strategies: dict[Kind, list[tuple[float, int, int, _Model]]] = {}
         self._plans: dict[PeerWorker, deque[_Committed]] = {}
-        self._ends: dict[PeerWorker, float] = {}  # of each worker's schedule
+        self._ends: dict[PeerWorker, float] = {}  # when each worker's schedule ends
         self._open: dict[Kind, list[tuple[float, int, PeerWorker]]] = {}  # heaps by end
         self._windows: list[tuple[float, int, _Committed]] = []
         self._idle: dict[PeerWorker, None] = {}
@@ -208,7 +208,7 @@ class Clockwork(Peer):
             self._enqueue(now, request)
 
     def _reckon(self, worker: PeerWorker, free_at: float) -> None:
-        """When the worker's schedule ends, if it is free at `free_at`."""
+        """Compute when the worker's schedule ends, if it is free at `free_at`."""
         end = free_at
         for committed in self._plans[worker]:
             end += committed.served.reach[max(len(committed.requests), 1) - 1]
@@ -221,7 +221,7 @@ class Clockwork(Peer):
         while windows and windows[0][0] < now:
             _, _, committed = heappop(windows)
             plan = self._plans.get(committed.worker, ())
-            if committed in plan:  # its worker is late: rejected
+            if committed in plan:  # its worker is too late, so the batch is rejected
                 plan.remove(committed)
                 self._drop(committed.requests, now)
                 self._reckon(committed.worker, max(committed.worker.free_at, now))
@@ -235,13 +235,13 @@ class Clockwork(Peer):
         return min(wake_at, math.nextafter(windows[0][0], math.inf) if windows else math.inf)
 
     def _start(self, now: float) -> None:
-        """Idle workers start what was committed to them first."""
+        """Let idle workers start their first committed batch."""
         for worker in self._idle:
             plan = self._plans[worker]
             while plan and worker.running is None:
                 committed = plan.popleft()
                 if not committed.requests:
-                    continue  # cancelled, all of them
+                    continue  # all of its requests were cancelled
                 if committed.latest < now:
                     self._drop(committed.requests, now)
                 else:
@@ -250,7 +250,7 @@ class Clockwork(Peer):
         self._idle = {w: None for w in self._idle if w.running is None and self._plans[w]}
 
     def _fill(self, kind: Kind, now: float) -> float:
-        """Commit batches to workers of a kind; return when one of them takes the next."""
+        """Commit batches to workers of a kind; return the time when one can take the next."""
         workers, strategies = self._open[kind], self._strategies[kind]
         while workers:
             end, _, worker = workers[0]
@@ -264,7 +264,7 @@ class Clockwork(Peer):
             if end - self._ahead_s > now:
                 return end - self._ahead_s
             if worker.running is not None and worker.free_at <= now:
-                # Overdue: its end is not known. It gets nothing until it has ended.
+                # Overdue, so its end is unknown. It gets no work until the batch has ended.
                 heappop(workers)
                 self._ends.pop(worker)
                 continue
@@ -282,7 +282,7 @@ class Clockwork(Peer):
     def _commit(
         self, worker: PeerWorker, model: _Model, i: int, start_at: float, now: float
     ) -> None:
-        """The batch of `model.sizes[i]` joins the worker's schedule at `start_at`."""
+        """Append a batch of `model.sizes[i]` to the worker's schedule, at `start_at`."""
         size, queue = model.sizes[i], model.queue.queue
         self._drop(queue.take(queue.position(start_at + model.reach[i] - TOLERANCE_S)), now)
         requests = queue.take(size)

@@ -1,7 +1,7 @@
-"""DeepRecSys' query distribution (DRS), as Kairos §7 has it: a threshold on the size.
+"""DeepRecSys' query distribution (DRS), as in Kairos §7: a threshold on the size.
 
-Requests above the threshold wait for base instances, the others for auxiliary ones, both first
-come, first served. `climb` finds the threshold as DeepRecSys does, by hill climbing.
+Requests above the threshold wait for base instances, the others for auxiliary ones. Both are served
+first come, first served. `climb` finds the threshold by hill climbing, as DeepRecSys does.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from ray_slo.core.decisions import Action
 
 
 class DeepRecSys(SizedPeer):
-    """Requests of more than `threshold` items go to base instances, the others to auxiliary ones.
-    Where there are only instances of one kind they take all."""
+    """Sends requests of more than `threshold` items to base instances, others to auxiliary ones.
+
+    If there are only instances of one kind, they serve all requests.
+    """
 
     def __init__(self, threshold: int, base: str | None = None) -> None:
         super().__init__(base)
@@ -51,10 +53,10 @@ class DeepRecSys(SizedPeer):
 def climb(
     throughput: Callable[[int], float], largest: int, start: int = 100, step: int = 128
 ) -> tuple[int, float, int]:
-    """Hill climbing over the threshold, halving the step where neither side is better.
+    """Climb over the threshold; the step is halved where neither side is better.
 
     Returns:
-        The best threshold, its throughput, and how many thresholds were evaluated.
+        The best threshold, its throughput, and the number of evaluated thresholds.
     """
     known: dict[int, float] = {}
 

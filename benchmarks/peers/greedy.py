@@ -1,6 +1,7 @@
-"""Greedy: for what waits, the most accurate model that meets the head's deadline.
+"""Greedy: runs all waiting requests on the most accurate model that meets the head's deadline.
 
-It looks at the queue as RAMSIS does but at no load: a slow model now makes the next ones late.
+It looks at the queue as RAMSIS does, but not at the load. So a slow model may make later requests
+late.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from benchmarks.peers.central import CentralQueue, Choice, Offered
 
 
 class Greedy(CentralQueue):
-    """All that waits goes together, in the fastest model's largest batch at most.
+    """Runs all waiting requests together, up to the fastest model's largest batch.
 
     Args:
-        load, window_ms: see `CentralQueue`; without effect.
+        load, window_ms: see `CentralQueue`; they have no effect.
     """
 
     def _choose(self, offered: Offered, load: float, waiting: int, slack_s: float) -> Choice:

@@ -1,13 +1,13 @@
-"""Jellyfish+ (RAMSIS §7): the most accurate model whose throughput covers the load, and whose
-inference takes at most half the SLO, so that waiting may take the other half.
+"""Jellyfish+ (RAMSIS §7): the most accurate model whose throughput covers the load.
 
-A batch size serves if b / ℓ(b) exceeds the load per worker (with 5 % to spare, as the published
-code has it) and ℓ(b) ≤ SLO / 2. The model is the most accurate that has such a size, batches may
-grow up to its largest. Where no model has one, the fastest runs in batches as large as it can.
+Its inference takes at most half the SLO, so that waiting may take the other half. A batch size
+suffices if ℓ(b) ≤ SLO / 2 and b / ℓ(b) exceeds the load per worker, with 5 % to spare as in the
+published code. The model is the most accurate one with such a size, and batches may grow up to its
+largest such size. If no model has one, the fastest runs with its largest batches.
 
-Worked example: ℓ(b) = 10 + 10·b ms (70 %) and 20 + 20·b ms (80 %), SLO 200 ms, one worker.
-At 30 requests/s, 20 + 20·b ≤ 100 allows b ≤ 4, and 4 / 0.1 s = 40/s suffices: the accurate one,
-up to 4. At 50/s the other: 9 / 0.1 s = 90/s.
+Worked example: ℓ(b) = 10 + 10·b ms (70 %) and 20 + 20·b ms (80 %), SLO 200 ms, one worker. At 30
+requests/s, 20 + 20·b ≤ 100 allows b ≤ 4, and 4 / 0.1 s = 40/s suffices: the accurate model with up
+to 4. At 50/s it is the other model: 9 / 0.1 s = 90/s.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from benchmarks.peers.central import CentralQueue, Choice, Offered
 
 
 class Jellyfish(CentralQueue):
-    """Args:
-    headroom: throughput over load that a batch size must have.
-    load, window_ms: see `CentralQueue`.
+    """The most accurate variant with enough throughput in half the SLO.
+
+    Args:
+        headroom: ratio of throughput to load that a batch size must have.
+        load, window_ms: see `CentralQueue`.
     """
 
     def __init__(

@@ -1,11 +1,10 @@
-"""ModelSwitching (RAMSIS §7): the most accurate model whose 99th percentile response latency, as
-profiled offline under the anticipated load, meets the SLO.
+"""ModelSwitching (RAMSIS §7): the most accurate model whose response latency meets the SLO.
 
-`profile_responses` is that offline step: every model alone, from a central queue that workers grab
-batches from, is simulated under Poisson load. Response latency grows with the load, so instead of
-every load of the paper's grid (400 to 4000 in steps of 100) the largest one that a model sustains
-is found by bisection on that grid. Batches go up to the largest that takes half the SLO ("adaptive
-batching"), at least 1.
+The response latency is the 99th percentile under the anticipated load, profiled offline.
+`profile_responses` is that offline step. It simulates every model alone under Poisson load. Workers
+take batches from a central queue. The paper has a grid of loads, from 400 to 4000 in steps of 100.
+Response latency grows with the load, so bisection on that grid finds the largest load that a model
+sustains. Batches go up to the largest that takes half the SLO ("adaptive batching"), at least 1.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ from ray_slo.core import Cluster
 from ray_slo.simulation import Workload, simulate
 
 GRID = tuple(range(400, 4001, 100))
-"""The paper's, requests/s."""
+"""The paper's grid of loads, in requests/s."""
 
 
 def largest_batch(offered: Offered, variant: str) -> int:
-    """The largest batch that takes half the SLO, at least 1."""
+    """Return the largest batch that takes at most half the SLO; at least 1."""
     return max(offered.profiles[variant].max_batch_within(offered.slo_s / 2), 1)
 
 
 class Static(CentralQueue):
-    """One model, whatever the load.
+    """One variant at any load.
 
     Args:
-        variant: its name.
-        load, window_ms: see `CentralQueue`; without effect.
+        variant: name of the variant.
+        load, window_ms: see `CentralQueue`; they have no effect.
     """
 
     def __init__(
@@ -45,9 +44,11 @@ class Static(CentralQueue):
 
 
 class ModelSwitching(CentralQueue):
-    """Args:
-    limits: the largest load that each variant sustains, requests/s, from `profile_responses`.
-    load, window_ms: see `CentralQueue`.
+    """The most accurate variant that sustains the load.
+
+    Args:
+        limits: largest load that each variant sustains in requests/s, from `profile_responses`.
+        load, window_ms: see `CentralQueue`.
     """
 
     def __init__(
@@ -76,16 +77,16 @@ def profile_responses(
     percentile: float = 99.0,
     seed: int = 0,
 ) -> dict[str, float]:
-    """The largest load at which each variant's response latency meets the SLO.
+    """Find the largest load at which each variant's response latency meets the SLO.
 
     Args:
-        cluster: one model, all variants on equal workers.
-        loads: that are tried, ascending, requests/s.
-        requests, slos: a run has so many requests and lasts so many SLOs, at least.
-        percentile: of the response latency.
+        cluster: one model, with all variants on equal workers.
+        loads: loads to try in requests/s, ascending.
+        requests, slos: minimum length of a run, in requests and in SLOs.
+        percentile: percentile of the response latency.
 
     Returns:
-        By variant, requests/s: one of `loads`, or 0 where none of them can be sustained.
+        By variant, the largest of `loads` (requests/s); 0 if it cannot sustain any of them.
     """
     (model,) = cluster.models.values()
     worker = next(iter(cluster.workers.values()))
@@ -95,7 +96,7 @@ def profile_responses(
         most = len(cluster.workers) * max(
             profile.throughput(b) for b in range(1, profile.max_batch_size + 1)
         )
-        low, high = -1, bisect_right(loads, most)  # sustained; not sustained
+        low, high = -1, bisect_right(loads, most)  # indices: sustained, not sustained
         if profile.latency(1) > model.latency_slo_s:
             high = 0
         while high - low > 1:

@@ -1,24 +1,25 @@
 """Nexus (Shen et al., SOSP 2019), as Symphony §2.2 and SHEPHERD §7 describe it.
 
-Every `period_s` a plan is made from the measured rates by *squishy bin packing*: a session (a
-model with its SLO and rate) first gets as many workers of its own as it saturates, with the batch
-B = max{b : 2·ℓ(b) ≤ SLO}: a request waits for one batch and runs in the next. What is left of each
-session runs on a duty cycle d with a batch b = d·rate, such that d + ℓ(b) ≤ SLO; nodes are merged
-best fit first while the shorter of their cycles still holds a batch of every session.
+Every `period_s`, a plan is made from the measured rates by *squishy bin packing*. A session is a
+model with its SLO and rate. It first gets as many workers of its own as it saturates with the batch
+B = max{b : 2·ℓ(b) ≤ SLO}. (A request waits for one batch, and runs in the next.) The rest of each
+session runs on a duty cycle d with a batch b = d·rate, such that d + ℓ(b) ≤ SLO. Nodes are merged,
+best fit first, while the shorter of their cycles still holds a batch of every session.
 
-Frontends deal requests out to the planned workers in proportion to the plan, each round robin on
-its own. A worker runs its sessions round robin, as soon as it is free. Heads of the queue that
-allow less than the planned batch are dropped; with `grow` a batch takes more than planned where its
-head allows it. The papers speak of the planned size or fewer (`grow=False`); with many models, each
-planned in batches of 1 or 2, that leaves a fifth to a third of the goodput on the zoos of Symphony,
-so the default is the better one.
+Frontends distribute requests to the planned workers in proportion to the plan, each with its own
+round robin. A worker runs its sessions round robin, as soon as it is free. Heads of the queue that
+allow less than the planned batch are dropped. With `grow`, a batch takes more than planned if its
+head allows it. The papers have at most the planned size (`grow=False`). With many models, each
+planned in batches of 1 or 2, this gives only a fifth to a third of the goodput on Symphony's zoos.
+So the better way is the default.
 
-The plan is made for the largest multiple of the measured rates that the workers can hold: with
-more load than fits the rest is shed, with less all workers are used (the eager systems of Symphony
-Figure 2 leave none idle). What never fits goes to the node with the lowest occupancy.
+The plan is made for the largest multiple of the measured rates that the workers can hold. With a
+load that does not fit, the rest is shed. With a smaller load, all workers are used, as the eager
+systems in Symphony Figure 2 leave none idle. Sessions that never fit go to the node with the lowest
+occupancy.
 
-Worked example: ℓ(b) = b + 5, SLO 24: B = 7 and a worker takes 7/12 per unit of time. Two workers
-and one model: both are saturated. Two models of equal rates on one worker: d = 15 leaves
+Worked example: ℓ(b) = b + 5 and SLO 24, so B = 7 and a worker serves 7/12 per unit of time. Two
+workers and one model: both are saturated. Two models of equal rates on one worker: d = 15 allows
 each batches up to 2, as 2·ℓ(2) = 14 ≤ 15 < 2·ℓ(3).
 """
 
@@ -46,7 +47,7 @@ class Session:
 
 @dataclass
 class Node:
-    """What one worker runs: per session the planned batch and rate, over a duty cycle."""
+    """The work of one worker: (session, planned batch, rate) of each, over a duty cycle."""
 
     cycle_s: float
     parts: list[tuple[Session, int, float]] = field(default_factory=list)
@@ -57,7 +58,7 @@ class Node:
         return sum(s.profile.latency(b) for s, b, _ in self.parts) / self.cycle_s
 
     def merged(self, other: Node) -> Node | None:
-        """Both on one worker; None if the shorter cycle does not hold a batch of each session."""
+        """Merge both on one worker; None if the shorter cycle does not hold a batch of each."""
         cycle_s = min(self.cycle_s, other.cycle_s)
         node = Node(cycle_s)
         for session, _, rate in (*self.parts, *other.parts):
@@ -67,14 +68,14 @@ class Node:
 
 
 def squishy_bin_packing(sessions: Sequence[Session]) -> list[Node]:
-    """Nodes that serve the sessions' rates (Nexus Algorithm 1)."""
+    """Return nodes that serve the sessions' rates (Nexus Algorithm 1)."""
     nodes: list[Node] = []
     rest: list[Node] = []
     for session in sessions:
         profile, slo_s = session.profile, session.slo_s
         batch = max(1, profile.max_batch_within(slo_s / 2 + 1e-9))
         cycle_s = profile.latency(batch)
-        # A worker that is all but saturated is planned as one: the search for the rates is coarser.
+        # A worker that is nearly saturated counts as saturated: rates are not known more exactly.
         full = int(session.rate * cycle_s / batch * 1.002)
         nodes += [Node(cycle_s, [(session, batch, batch / cycle_s)]) for _ in range(full)]
         if (rate := session.rate - full * batch / cycle_s) > 1e-9 * session.rate:
@@ -92,7 +93,7 @@ def squishy_bin_packing(sessions: Sequence[Session]) -> list[Node]:
 
 
 def _residual(session: Session, rate: float) -> Node:
-    """The largest batch that gathers and runs within the SLO."""
+    """Return a node with the largest batch that can be gathered and run within the SLO."""
     latency, slo_s = session.profile.latency, session.slo_s + 1e-9
     low, high = 1, session.profile.max_batch_size + 1
     while high - low > 1:  # ℓ(b) + b / rate grows in b
@@ -106,7 +107,7 @@ def _residual(session: Session, rate: float) -> Node:
 
 
 def plan(sessions: Sequence[Session], workers: int) -> list[Node]:
-    """One node per worker: the packing of the largest multiple of the rates that fits."""
+    """Return one node per worker: the packing of the largest multiple of the rates that fits."""
 
     def packed(factor: float) -> list[Node]:
         return squishy_bin_packing(
@@ -115,7 +116,7 @@ def plan(sessions: Sequence[Session], workers: int) -> list[Node]:
 
     if not sessions:
         return []
-    # In the limit a worker serves 1 / α per second of one session.
+    # An upper limit: a worker serves at most 1 / α per second of one session.
     high = 2 * workers * max(s.profile.throughput(s.profile.max_batch_size) for s in sessions)
     high /= min(s.rate for s in sessions)
     low = high * 1e-9
@@ -153,7 +154,7 @@ class _Slot(PeerQueue):
 
 
 class _Route:
-    """Where one frontend sends the requests of one model: weighted round robin."""
+    """How one frontend distributes the requests of a model: weighted round robin."""
 
     __slots__ = ("credits", "slots", "weights")
 
@@ -161,7 +162,7 @@ class _Route:
         total = sum(s.rate for s in slots)
         self.slots = slots
         self.weights = [s.rate / total for s in slots]
-        # Frontends know nothing of each other, so each is somewhere else in its round.
+        # Frontends are independent, so each begins at another place in its round.
         self.credits = [rng.random() if rng else 0.0 for _ in slots]
 
     def next(self) -> _Slot:
@@ -174,16 +175,16 @@ class _Route:
 
 
 class Nexus(Peer):
-    """Periodic squishy bin packing, round robin on workers.
+    """Periodic squishy bin packing, and round robin on workers.
 
     Args:
-        frontends: each deals out its share of the requests on its own.
-        grow: batches may be larger than planned.
-        period_s: of the plan. The first one supposes equal rates.
-        seed: which frontend a request comes to.
+        frontends: number of frontends; each distributes its part of the requests on its own.
+        grow: whether batches may be larger than planned.
+        period_s: period of the plan. The first plan assumes equal rates.
+        seed: determines which frontend a request comes to.
 
     Raises:
-        ValueError: an argument out of its range.
+        ValueError: an argument is out of its range.
     """
 
     def __init__(
@@ -206,8 +207,8 @@ class Nexus(Peer):
         self._turn: dict[PeerWorker, int] = {}
         self._routes: dict[str, list[_Route]] = {}
         self._where: dict[int, PeerQueue] = {}
-        self._stranded: dict[str, PeerQueue] = {}  # models that no worker serves
-        self._ready: dict[PeerWorker, None] = {}  # idle workers with something new
+        self._stranded: dict[str, PeerQueue] = {}  # queues of models that no worker serves
+        self._ready: dict[PeerWorker, None] = {}  # idle workers with new requests
 
     def _enqueue(self, now: float, request: Request) -> None:
         self._arrived[request.model] = self._arrived.get(request.model, 0) + 1
@@ -241,7 +242,7 @@ class Nexus(Peer):
         self._replan()
 
     def _replan(self) -> None:
-        """New nodes and routes; what waits is dealt out again."""
+        """Make new nodes and routes, and distribute the waiting requests again."""
         of_worker: dict[PeerWorker, list[_Slot]] = {w: [] for w in self._workers.values()}
         of_model: dict[str, list[_Slot]] = {}
         for kind, served in self._served.items():
@@ -282,7 +283,7 @@ class Nexus(Peer):
     def _act(self, now: float) -> float:
         if now >= self._next_plan_at:
             for model in self._cluster.models:
-                # A model that nobody asked for keeps a place in the plan.
+                # A model without requests keeps a place in the plan.
                 self._rates[model] = max(self._arrived.get(model, 0), 0.5) / self._period_s
             self._arrived = {}
             self._next_plan_at += self._period_s
@@ -296,7 +297,7 @@ class Nexus(Peer):
         return self._next_plan_at if self._where else math.inf
 
     def _run(self, worker: PeerWorker, now: float) -> None:
-        """The next session in turn that has a batch."""
+        """Run the next session in turn that has a batch."""
         slots = self._of_worker[worker]
         for i in range(len(slots)):
             turn = (self._turn[worker] + i) % len(slots)
@@ -306,7 +307,10 @@ class Nexus(Peer):
                 return
 
     def _gather(self, slot: _Slot, now: float) -> list[Request]:
-        """The planned batch (or what there is, or more), after dropping heads that allow less."""
+        """Drop heads that allow less than the planned batch, and return the batch.
+
+        It is smaller if fewer requests wait, and larger if `grow` allows it.
+        """
         queue, reach = slot.queue, slot.part.reach
         dropped = []
         size = 0

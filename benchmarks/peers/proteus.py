@@ -1,24 +1,24 @@
-"""Proteus as Loki's paper compares with it (§6.1): accuracy scaling that knows of no pipeline.
+"""Proteus as Loki's paper compares with it (§6.1): accuracy scaling that ignores the pipeline.
 
-Every task is an application of its own to it, with a demand and an SLO of its own, and all share
-the cluster: one program, of which Loki's paper says no more than "each task independently". What
-we chose, after Proteus' published code where that says something:
+For Proteus, every task is an independent application with its own demand and SLO, and all share the
+cluster. It solves one program. Loki's paper only says "each task independently". We chose the rest,
+and followed Proteus' published code where it says something:
 
-* *demand*: what arrives at each task, measured there (`observe`), with the same headroom for
-  Poisson arrivals as Loki's at the root. So what another detector will find is known only when it
-  has found it, a period later;
-* *SLO*: the pipeline's, in equal parts for the tasks of the longest path, as nothing is known of
-  how they depend on each other; a variant runs with the fastest batch of which `waiting_factor`
-  executions fit into that part (its code: the largest batch below the SLO);
-* *objective*: the mean accuracy of all requests, those of every task alike, whatever comes of them
-  downstream (its code: Σ w_k / Σ s_k);
-* *all workers are used, always* (its code: Σ_j x_ij = 1 for every device i). Among the plans of the
-  best accuracy that is the one with the most capacity to spare where it has the least, which its
-  code leaves to chance;
-* *overload*: its code lowers the total throughput that it asks for, here it is the largest share
-  of the demand that every task can serve alike, so that no work is done for nothing.
+* *Demand*: the requests that arrive at each task, measured there (`observe`), with the same
+  headroom for Poisson arrivals as Loki's at the root. So the items that a new detector finds are
+  only known when it has found them, a period later.
+* *SLO*: that of the pipeline, in equal parts for the tasks of the longest path, because
+  dependencies are unknown. A variant runs with the fastest batch of which `waiting_factor`
+  executions fit into that part. (Its code: the largest batch below the SLO.)
+* *Objective*: the mean accuracy of all requests of all tasks, regardless of what happens to them
+  downstream. (Its code: Σ w_k / Σ s_k.)
+* *All workers are always used*. (Its code: Σ_j x_ij = 1 for every device i.) Among the plans of the
+  best accuracy, ours has the most spare capacity where it is smallest. Its code leaves that to
+  chance.
+* *Overload*: its code lowers the total throughput that it asks for. Ours serves the largest share
+  of the demand that is the same at every task, so that no work is in vain.
 
-The last two are kinder to it than its code. Latency profiles, factors in force, policy, period and
+The last two are better for Proteus than its code. Latency profiles, factors, policy, period and
 headroom are those of Loki.
 """
 
@@ -39,13 +39,13 @@ _EPS = 1e-6
 
 
 class Proteus:
-    """A planner for `simulate_pipeline`; one object per run."""
+    """A planner for `simulate_pipeline`. Make a new one for each run."""
 
     def __init__(self) -> None:
         self._rates: Mapping[str, float] = {}
 
     def observe(self, now: float, rates: Mapping[str, float]) -> None:
-        """Requests per second that arrive at each task."""
+        """Receive the requests per second that arrive at each task."""
         self._rates = dict(rates)
 
     def __call__(
@@ -59,7 +59,7 @@ class Proteus:
 
 
 class _Program:
-    """Configurations c: a task's variant with its batch size. x(c) workers, y(c) requests/s."""
+    """The program. A configuration c is a variant with a batch size; x(c) workers, y(c) req/s."""
 
     def __init__(self, problem: loki.Problem, rates: Mapping[str, float]) -> None:
         self.problem = problem
@@ -104,7 +104,7 @@ class _Program:
             m, x, y, share = self._base()
             m.block("cluster size", (1, x), upper=problem.workers)
             m.objective((1, share))
-            # To the optimum: the next program has to reach that share.
+            # Solved to optimality, because the next program must reach that share.
             first = m.solve(problem.backend, problem.time_limit_s, seed=problem.seed)
             served = float(first[share][0]) if first.found else 0.0
             served = 1.0 if served > 1 - _EPS else served * (1 - _EPS)
@@ -123,7 +123,7 @@ class _Program:
         return self._made(served, workers, rates, gap if math.isfinite(gap) else math.inf)
 
     def _spare(self, workers: Indices, rates: np.ndarray) -> Indices:
-        """Workers to spare go one by one to where the least capacity is to spare."""
+        """Add spare workers one by one, each where the spare capacity is smallest."""
         used = workers > 0
         workers = workers.copy()
         for _ in range(self.problem.workers - int(workers.sum())):
@@ -179,7 +179,7 @@ class _Program:
 
 
 def _quantile(problem: loki.Problem, rate: float) -> float:
-    """As `loki.Problem.planned_demand`."""
+    """Return the planned demand, as `loki.Problem.planned_demand` does."""
     if problem.headroom_quantile is None:
         return rate
     mean = rate * problem.headroom_period_s
@@ -188,7 +188,7 @@ def _quantile(problem: loki.Problem, rate: float) -> float:
 
 
 def _fastest(problem: loki.Problem, variant: loki.Variant, limit_s: float) -> int:
-    """The batch size of the highest throughput within `limit_s`; 0 where none fits."""
+    """Return the batch size with the highest throughput within `limit_s`; 0 if none fits."""
     profile = variant.profile
     sizes = [
         b

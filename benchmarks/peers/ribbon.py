@@ -1,7 +1,7 @@
-"""Ribbon's query distribution, as Kairos §7 has it: first come, first served, base instances first.
+"""Ribbon's query distribution, as in Kairos §7: first come, first served, base instances first.
 
-It knows nothing of sizes and latencies: a request that waits goes to an idle instance, of the base
-type if there is one, whatever it will take there.
+It ignores sizes and latencies. A waiting request goes to an idle instance, if possible of the base
+type, however long it takes there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ray_slo.core.decisions import Action, DropReason
 
 
 class SizedPeer:
-    """What peers for requests of unlike sizes share: one request a batch, served even if late.
+    """Base of peers for requests with sizes: one request per batch, served even if late.
 
     Args:
         base: hardware kind of the base instances; by default that of the first worker.
@@ -32,7 +32,7 @@ class SizedPeer:
         self._refused: list[Request] = []
 
     def _changed(self, now: float) -> None:
-        """Workers are new."""
+        """The workers have changed."""
 
     def _act(self, now: float) -> list[Action]:
         raise NotImplementedError

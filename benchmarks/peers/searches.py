@@ -1,8 +1,8 @@
 """Searches for the best configuration that Kairos+ is compared with (Kairos §8.3).
 
-Each is a generator of (index, value) pairs in order of evaluation, over a space of configurations
-(rows of instance counts). As in the paper, all of them skip sub-configurations of what was
-evaluated: fewer instances cannot serve more; unless a space says otherwise.
+Each is a generator of (index, value) pairs in the order of evaluation. The space has configurations
+(rows of instance counts). As in the paper, all searches skip sub-configurations of those already
+evaluated, because fewer instances cannot serve more. A space can turn this off (`prune=False`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Steps = Iterator[tuple[int, float]]
 
 
 class Space:
-    """Configurations, and which of them are still worth evaluating."""
+    """Configurations, and which of them are still candidates."""
 
     def __init__(self, counts: Ints, evaluate: Evaluate, prune: bool = True) -> None:
         self.counts = counts
@@ -41,16 +41,16 @@ class Space:
 
 
 def random_search(space: Space, rng: np.random.Generator) -> Steps:
-    """Any configuration that is left."""
+    """Evaluate remaining configurations at random."""
     while space.live.any():
         i = int(rng.choice(np.flatnonzero(space.live)))
         yield i, space.evaluate(i)
 
 
 def annealing(space: Space, rng: np.random.Generator, cooling: float = 0.95) -> Steps:
-    """Simulated annealing: one instance more, fewer or exchanged; from a random start.
+    """Simulated annealing from a random start: steps add, remove or exchange an instance.
 
-    A neighbour that is pruned costs nothing and counts as its known value, or as no better.
+    A neighbour that is not a candidate any more is skipped without an evaluation.
     """
     at = int(rng.integers(len(space.counts)))
     value = space.evaluate(at)
@@ -63,7 +63,7 @@ def annealing(space: Space, rng: np.random.Generator, cooling: float = 0.95) -> 
         temperature = max(temperature * cooling, 0.01)
         i = space.find(row)
         if i is None or not space.live[i]:
-            if rng.random() < 0.05:  # surrounded by what is known: start elsewhere
+            if rng.random() < 0.05:  # no candidates near here: start elsewhere
                 at = int(rng.choice(np.flatnonzero(space.live)))
                 value = space.evaluate(at)
                 yield at, value
@@ -76,7 +76,7 @@ def annealing(space: Space, rng: np.random.Generator, cooling: float = 0.95) -> 
 
 
 def genetic(space: Space, rng: np.random.Generator, population: int = 10) -> Steps:
-    """Crossover of two good configurations, a mutation now and then; random where none fits."""
+    """Cross two good configurations and sometimes mutate; a random one if no child is left."""
     for i in rng.permutation(len(space.counts))[:population].tolist():
         if space.live[i]:
             yield i, space.evaluate(i)
@@ -97,7 +97,7 @@ def genetic(space: Space, rng: np.random.Generator, population: int = 10) -> Ste
 
 
 def bayesian(space: Space, rng: np.random.Generator, first: int = 5) -> Steps:
-    """Ribbon's Bayesian optimisation: a Gaussian process (Matérn 5/2), expected improvement."""
+    """Ribbon's Bayesian optimisation: Gaussian process (Matérn 5/2) and expected improvement."""
     from scipy.stats import norm
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import Matern, WhiteKernel

@@ -2,9 +2,9 @@
 
 A free worker takes at once the model whose head has the earliest deadline. The batch is gathered
 towards a *target*: the largest b with ℓ(b)·(1 + 1/n) ≤ SLO, where n workers are needed at the
-measured rate. From the head of the queue on, a request joins if a batch of the target, or of what
-is left if that is less, would serve it in time. Otherwise it is dropped, even if a smaller batch
-would serve it in time. Then the batch grows past the target while its head allows.
+measured rate. Requests are taken from the head of the queue. One joins if a batch of the target
+would serve it in time. If fewer are left, a batch of these counts. Otherwise it is dropped, even if
+a smaller batch would serve it in time. Then the batch grows past the target while its head allows.
 
 `eager` never drops what it can serve. It falls to small batches instead.
 
@@ -22,14 +22,14 @@ from benchmarks.peers.base import TOLERANCE_S, Kind, Peer, PeerQueue, PeerWorker
 from ray_slo.core import Cluster, Request
 from ray_slo.core.load import LoadMonitor
 
-_PERIOD_S = 0.5  # of new targets
+_PERIOD_S = 0.5  # seconds between new targets
 
 
 class WindowEager(Peer):
-    """See above.
+    """Eager with window drop; see the module's docstring.
 
     Args:
-        window_s: over which rates are measured. Before the first one, all workers are needed.
+        window_s: window in which rates are measured. Until then, n is the number of workers.
     """
 
     def __init__(self, *, window_s: float = 5.0) -> None:
@@ -90,7 +90,7 @@ class WindowEager(Peer):
                 )
 
     def _run(self, worker: PeerWorker, now: float) -> None:
-        """Send it a batch of the model with the earliest deadline that has one."""
+        """Send a batch of the model with the earliest deadline among those that have a batch."""
         served = self._served[worker.kind]
         waiting = [(q.queue.head.deadline, q.order, q) for q in self._queues.values() if q.queue]
         for _, _, queue in sorted(waiting, key=lambda entry: entry[:2]):
@@ -119,12 +119,12 @@ class WindowEager(Peer):
 
 
 def target(reach: list[float], slo_s: float, rate: float, workers: int) -> int:
-    """The largest b with ℓ(b)·(1 + 1/n) ≤ SLO; 1 if there is none.
+    """Return the largest b with ℓ(b)·(1 + 1/n) ≤ SLO; 1 if there is none.
 
     Args:
-        reach: reach[b − 1] = ℓ(b), with the delay, seconds.
-        rate: requests per second, which n workers serve in batches of b.
-        workers: n is at most this.
+        reach: reach[b − 1] = ℓ(b), including the delay, in seconds.
+        rate: requests per second, which n workers can serve in batches of b.
+        workers: upper limit of n.
     """
     for size in range(len(reach), 1, -1):
         latency_s = reach[size - 1]

@@ -1,8 +1,8 @@
-"""How finely slack is told apart.
+"""Accuracy by the resolution of slack in RAMSIS tables.
 
-Tables that know the slack in 2, 10 or 100 steps (FLD) and by every latency that occurs (MD), on the
-image task: 60 workers, SLO 150 ms, constant load. The paper prints no figures beside its curves; it
-says that more steps are better, with diminishing returns, and that 100 are as good as MD.
+The tables have 2, 10 or 100 steps of slack (FLD), or every latency that occurs (MD). Image task, 60
+workers, SLO 150 ms, constant load. The paper prints no figures, only curves. It says that more
+steps are better, with diminishing returns, and that 100 steps are as good as MD.
 """
 
 from __future__ import annotations

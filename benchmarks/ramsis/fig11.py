@@ -1,7 +1,7 @@
-"""All that waits in one batch, or any part of it.
+"""Batches of all waiting requests, or of any part of them.
 
-Image task, 60 workers, SLO 150 ms, constant load; slack in 100 steps (20 when quick). The paper
-prints no figures beside its curves; it says that the difference is negligible.
+Image task, 60 workers, SLO 150 ms, constant load. Slack has 100 steps (20 when quick). The paper
+prints no figures, only curves. It says that the difference is negligible.
 """
 
 from __future__ import annotations

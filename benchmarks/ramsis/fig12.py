@@ -1,8 +1,8 @@
 """3 models instead of 9, with Jellyfish+.
 
-The fastest, a middle one and a slow one (shufflenet_v2_x0_5, efficientnet_b2, efficientnet_v2_s).
-Image task, 60 workers, SLO 150 ms, constant load. The paper prints no figures beside its curves; it
-says that RAMSIS always has the higher accuracy.
+The 3 models are the fastest, a middle one and a slow one (shufflenet_v2_x0_5, efficientnet_b2,
+efficientnet_v2_s). Image task, 60 workers, SLO 150 ms, constant load. The paper prints no figures,
+only curves. It says that RAMSIS always has the higher accuracy.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """Accuracy against workers under the Twitter trace, with Jellyfish+ and ModelSwitching.
 
-The published rates (1617 to 3905 requests/s), Poisson inside each interval. Nobody knows the load:
-every system takes a moving average over 500 ms; RAMSIS then uses the table for that load rounded up
-by at most 5 %. The trace is shortened, as in the paper: an interval lasts 2 s (the paper's five
-minutes have 554,395 requests, ours 54 s have about 150,000). Points with more than 5 % of late
-requests are left out of the accuracies, as in the paper.
+The trace has the published rates (1617 to 3905 requests/s), Poisson inside each interval. No system
+knows the load: each measures it as a moving average over 500 ms. RAMSIS then uses the table for
+that load, rounded up by at most 5 %. The trace is shortened, as in the paper: an interval lasts 2
+s. (The paper's five minutes have 554,395 requests; our 54 s have about 150,000.) As in the paper,
+points with more than 5 % of late requests are left out of the accuracies.
 
-*Half the rates*: by the published profiles 30 workers serve at most 1,900 requests/s of the image
-task, yet the paper has less than 1 % of late requests with 30 workers (and all late with 20). Its
-prototype must have had about half the published rates, so these are run, too.
+*Half the rates*: with the published profiles, 30 workers serve at most 1,900 requests/s of the
+image task. Yet the paper has less than 1 % of late requests with 30 workers, and nearly all late
+with 20. So its prototype probably had about half the published rates; these are run, too.
 
-*Fewer workers*: for each point of a peer, by how much fewer workers RAMSIS has at least its
-accuracy, among the numbers of workers that were run.
+*Fewer workers*: how many workers RAMSIS saves at the accuracy of a peer's point or above. Only
+numbers of workers that were run count.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ ASKED = [
         "late at 60 workers",
         "≤",
         0.13,
-        "the published profiles carry about half the rates that the paper reports",
+        "the published profiles support about half the rates that the paper reports",
     )
 ]
 WORKERS = tuple(range(20, 101, 10))
 LIMITS = tuple(range(100, 4001, 100))
-"""Loads for which ModelSwitching is profiled, requests/s."""
+"""Loads for which ModelSwitching is profiled, in requests/s."""
 
 PAPER_VIOLATIONS = {
     ("image", 150.0): {
@@ -66,7 +66,7 @@ PAPER_FEWER = {
     "image": {systems.SWITCHING: (50.00, 20.01), systems.JELLYFISH: (42.86, 17.53)},
     "text": {systems.SWITCHING: (44.44, 25.31), systems.JELLYFISH: (75.00, 31.25)},
 }
-"""Percent fewer workers: at most, on average (§7.1)."""
+"""Percent fewer workers: (largest, mean) (§7.1)."""
 
 
 def run(quick: bool, seed: int) -> list[Row]:
@@ -115,10 +115,10 @@ def compare(
     workload: Workload,
     seed: int,
 ) -> systems.Measured:
-    """Every system with every number of workers.
+    """Run every system with every number of workers.
 
     Args:
-        limits: of ModelSwitching, by number of workers.
+        limits: limits of ModelSwitching, by number of workers.
     """
     points: systems.Measured = {}
     for workers, of_variant in limits.items():
@@ -135,7 +135,7 @@ def compare(
 def fewer(
     title: str, compared: Sequence[systems.Measured], paper: dict[str, tuple[float, float]]
 ) -> list[Row]:
-    """How many workers RAMSIS saves at a peer's accuracy, in percent."""
+    """Return how many workers RAMSIS saves at a peer's accuracy, in percent."""
     rows = []
     for peer in (systems.JELLYFISH, systems.SWITCHING):
         saved = []

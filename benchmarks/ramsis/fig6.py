@@ -1,16 +1,16 @@
 """Accuracy against constant load, with Jellyfish+, ModelSwitching and greedy.
 
-60 workers for the image task, 20 for the text task; Poisson arrivals for 30 s; every system knows
-the load (§7.2). Accuracy is the mean over requests answered in time. As in the paper, a point with
-more than 5 % of late requests is left out, and shown in a table of its own. The paper prints the
-violation rates (Table 4) and the gains, not the accuracies.
+60 workers for the image task, 20 for the text task, with Poisson arrivals for 30 s. Every system
+knows the load (§7.2). Accuracy is the mean over requests answered in time. As in the paper, a point
+with more than 5 % of late requests is left out, and shown in a separate table. The paper prints
+violation rates (Table 4) and gains, but no accuracies.
 
-The paper's system runs on real workers whose latency varies around the profile; here it is the
-profile, as in the paper's own simulation.
+The paper's system runs on real workers whose latency varies around the profile. Here latency is
+exactly the profile, as in the paper's own simulation.
 
-Not in the paper: the policy's default, which drops what cannot be answered in time; greedy, which
-looks at no load; and "wide", all of it with those of the 26 models that no other beats at every
-batch size, where the paper's 9 are those that none beats for a single request.
+Three systems are not in the paper. "Our default" drops requests that cannot be answered in time.
+"Greedy" ignores the load. The task "wide" has those of the 26 models that no other beats at every
+batch size. The paper's 9 are those that no other beats for a single request.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ ASKED = [
         "late at 3600/s",
         "≤",
         2.45,
-        "the published profiles carry about half the rates that the paper reports",
+        "the published profiles support about half the rates that the paper reports",
     ),
 ]
 PAPER_VIOLATIONS = {

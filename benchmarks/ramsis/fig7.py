@@ -1,11 +1,11 @@
-"""What tables promise, and what comes of it.
+"""Accuracy and violations that RAMSIS tables promise, and those of simulations.
 
-Image task, SLO 150 ms, constant load, 40, 60 and 80 workers. *Expected*: what the solver says of
+Image task, SLO 150 ms, constant load, 40, 60 and 80 workers. *Expected*: the solver's figures of
 its table (a lower bound of accuracy and an upper bound of violations, §5.1). *Simulated*: execution
-takes exactly its profile. *Varying*: tables and predictions as before, but a batch takes its
-measured median, log-normally spread by 5 %. The paper's implementation, too, is more accurate than
-its simulation, as most batches end before their 95th percentile. It prints no figures beside its
-curves.
+takes exactly its profile. *Varying*: tables and predictions are the same, but a batch takes its
+measured median, with a log-normal spread of 5 %. The paper's implementation is also more accurate
+than its simulation, because most batches end before their 95th percentile. The paper prints no
+figures, only curves.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """9 models against 60, with ModelSwitching.
 
-100 workers, constant load. The 51 more are interpolated between neighbours on the front, every half
-percent of accuracy. With them ModelSwitching can pick a model that just suits the load; RAMSIS
-mixes models anyway, and gains next to nothing. Image task, SLO 150 ms; the paper prints no figures
-beside its curves.
+100 workers, constant load. The 51 additional models are interpolated between neighbours on the
+front, every half percent of accuracy. With them, ModelSwitching can pick a model that just suits
+the load. RAMSIS mixes models anyway, and gains almost nothing. Image task, SLO 150 ms. The paper
+prints no figures, only curves.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """One shared queue with prices against per-worker queues with tables, and the fluid limit.
 
 RAMSIS' setting (§7.2): image task, 60 workers, SLO 150 ms; text task, 20 workers, 100 ms. Accuracy
-is the mean over requests answered in time, *late* the share that is not. The *fluid limit* is what
-no system can exceed whose workers are never idle and whose batches are always full: an LP
-(`ray_slo/planning/fluid.py`).
+is the mean over requests answered in time, and *late* the share of the others. The *fluid limit* is
+an upper bound, from an LP (`ray_slo/planning/fluid.py`). It has workers that are never idle and
+batches that are always full.
 
-RAMSIS is told the load and serves late requests, as in the paper; "ramsis, drops", our default of
-that policy, refuses what would be late. `price` has one setting for everything,
-measures the load and refuses what would be late. Where RAMSIS is late less often than `price`, the
-accuracies do not compare: "late more often" counts these loads. Under Gamma arrivals (shape 0.3)
-RAMSIS keeps its tables for Poisson arrivals.
+RAMSIS is told the load and serves late requests, as in the paper. "ramsis, drops" is our default of
+that policy, which refuses requests that would be late. `price` has one setting for everything; it
+measures the load, and refuses requests that would be late. Where RAMSIS is late less often than
+`price`, accuracies cannot be compared; "late more often" counts these loads. Under Gamma arrivals
+(shape 0.3), RAMSIS keeps its tables for Poisson arrivals.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ray_slo.planning import fluid
 
 SOURCE = "ray-slo, RAMSIS §7.2"
 ASKED = [
-    ("price over RAMSIS · *", "least gain", "≥", 0, "below 0.01 points it is chance"),
+    ("price over RAMSIS · *", "least gain", "≥", 0, "differences below 0.01 points are chance"),
     ("image, 60 workers, SLO 150 ms, Poisson · price", "accuracy at 3200/s", "≥", 71.0),
     (
         "image, 60 workers, SLO 150 ms, Poisson · price",
         "accuracy at 1600/s",
         "≥",
         77.46,
-        "0.3 points below the fluid limit",
+        "this is 0.3 points below the fluid limit",
     ),
 ]
 DROPS = "ramsis, drops"
@@ -41,7 +41,7 @@ SHAPE = 0.3
 
 
 def fluid_accuracy(variants: Sequence[Variant], slo_s: float, workers: int, load: float) -> float:
-    """Percent; NaN where not every request can be served."""
+    """Return the fluid limit of the accuracy in percent; NaN if not every request can be served."""
     models = systems.cluster(variants, slo_s, workers).models.values()
     found = fluid.solve(
         fluid.Problem(list(models), {systems.MODEL: load}, {systems.HARDWARE: workers})
@@ -87,7 +87,7 @@ def _with_drops(load: float) -> dict[str, systems.System]:
 
 
 def _gains(title: str, points: systems.Measured) -> list[Row]:
-    """Price over RAMSIS at the loads where that is late for at most 5 %."""
+    """Return the gains of price over RAMSIS at loads where RAMSIS is late for at most 5 %."""
     ours, theirs = points["price"], points[systems.RAMSIS]
     gains = [ours[x]["accuracy"] - p["accuracy"] for x, p in theirs.items() if systems.shown(p)]
     later = [x for x, p in theirs.items() if ours[x]["violation_rate"] > p["violation_rate"]]
@@ -101,7 +101,7 @@ def _gains(title: str, points: systems.Measured) -> list[Row]:
 
 
 def _trace(variants: Sequence[Variant], seed: int) -> list[Row]:
-    """Both measure the load."""
+    """Return the rows under the Twitter trace, where both systems measure the load."""
     rows = []
     for workers in (60, 80, 100):
         here = systems.cluster(variants, 0.15, workers)

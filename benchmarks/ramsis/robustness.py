@@ -1,19 +1,20 @@
 """Price and RAMSIS where latencies vary, profiles err or arrivals come in bursts.
 
-Image task, 60 workers, SLO 150 ms. The policies are told the published profiles; the workers
-differ from them:
+Image task, 60 workers, SLO 150 ms. Policies have the published profiles. The workers differ:
 
-* *exact*: not at all, as in the paper's own simulation;
-* *varies by 5 %* and *by 10 %*: every batch takes its profile times a log-normal factor of this
-  standard deviation (median 1): half of them take longer;
-* *10 % slower* and *10 % quicker*: all of them do, by as much;
-* *bursty*: exact, but arrivals are Gamma with shape 0.3. RAMSIS keeps its Poisson tables.
+* *exact*: they have the same profiles, as in the paper's own simulation.
+* *varies by 5 %* and *by 10 %*: every batch takes its profile times a log-normal factor with this
+  standard deviation and median 1. So half of them take longer.
+* *10 % slower* and *10 % quicker*: every batch does.
+* *bursty*: they have the same profiles, but arrivals are Gamma with shape 0.3. RAMSIS keeps its
+  Poisson tables.
 
-`price` has one setting: it multiplies its predictions by the 99th percentile of what it measured
-of actual over predicted. RAMSIS has none of this, but a constant `margin_ms`, taken off the slack
-that its tables are solved and looked up for: 0, and 15 ms, with which at 10 % variation it is late
-for at most 0.3 % (`price`: 0.4 %). It is told the load, and drops what would be late, as `price`
-does. What `price` has to learn first, in the first second or so, counts.
+`price` has one setting for all of these. It multiplies its predictions by the 99th percentile of
+the measured ratio of actual to predicted times. RAMSIS has only a constant `margin_ms`, which is
+subtracted from the slack when its tables are solved and looked up. It is 0, or 15 ms; with 15 ms,
+at 10 % variation, at most 0.3 % are late (`price`: 0.4 %). RAMSIS is told the load. It drops
+requests that would be late, as `price` does. `price` learns in the first second or so, which also
+counts.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Tasks, clusters and workloads of RAMSIS §7, and what its programs share.
+"""Tasks, clusters and workloads of RAMSIS §7, and code that the programs of this folder share.
 
 Profiles are the published measurements (`benchmarks/data/ramsis`): the 95th percentile per batch
-size, as in the paper. Raw percentiles have wild tails (one batch of 2 took ten times as long as a
-batch of 9), so a batch is taken to be no slower than any larger one, as the published code does.
+size, as in the paper. Raw percentiles have outliers: one batch of 2 took ten times as long as a
+batch of 9. So a batch is assumed to be no slower than any larger one, as in the published code.
 
-A model set is what §4.3.3 leaves of it: the front of accuracy against ℓ(1), 9 of 26 image models.
-Execution takes exactly its profile, as in the paper's own simulation (§7.3.1).
+A model set is the front of accuracy against ℓ(1), as in §4.3.3: 9 of 26 image models. Execution
+takes exactly its profile, as in the paper's own simulation (§7.3.1).
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ IMAGE_SLOS_MS, IMAGE_WORKERS = (150.0, 300.0, 500.0), 60
 TEXT_SLOS_MS, TEXT_WORKERS = (100.0, 200.0, 300.0), 20
 LOADS = tuple(range(400, 4001, 400))
 DROPPED_ABOVE = 0.05
-"""The paper's figures leave out points with more violations than this."""
+"""Points with a larger share of violations are left out, as in the paper's figures."""
 
 
 def read_variants(path: str | Path, percentile: str = "p95") -> list[Variant]:
-    """Every model of a published profile file, least accurate first.
+    """Return every model of a published profile file, the least accurate first.
 
     Args:
         percentile: column of the file: p50, p95, p99 or mean.
@@ -54,7 +54,7 @@ def read_variants(path: str | Path, percentile: str = "p95") -> list[Variant]:
         accuracy[row["model"]] = float(row["accuracy"])
     variants = []
     for name in sorted(points, key=lambda name: accuracy[name]):
-        # Measured up to some batch size without gaps; no slower than any larger batch.
+        # Batch sizes were measured without gaps, up to some size.
         table = np.array([points[name][b] for b in range(1, len(points[name]) + 1)])
         table = np.minimum.accumulate(table[::-1])[::-1]
         variants.append(Variant(name, {HARDWARE: LatencyProfile(table)}, accuracy[name]))
@@ -62,7 +62,7 @@ def read_variants(path: str | Path, percentile: str = "p95") -> list[Variant]:
 
 
 def front(variants: Iterable[Variant]) -> list[Variant]:
-    """The variants that none beats in both accuracy and ℓ(1) (§4.3.3), least accurate first."""
+    """Return the variants that none beats in both accuracy and ℓ(1) (§4.3.3), by accuracy."""
     kept: list[Variant] = []
     for v in sorted(variants, key=lambda v: (-(v.accuracy or 0.0), _latency(v))):
         if not kept or _latency(v) < _latency(kept[-1]):
@@ -75,11 +75,12 @@ def _latency(variant: Variant) -> float:
 
 
 def image_task(*, wide_slo_s: float | None = None) -> list[Variant]:
-    """The 9 ImageNet models that the paper leaves of 26, least accurate first.
+    """Return the paper's 9 of 26 ImageNet models, the least accurate first.
 
     Args:
-        wide_slo_s: instead, those that no other beats at every batch size under this SLO. The
-            paper compares batches of one, and so loses models that are better in larger ones.
+        wide_slo_s: if given, return those that no other beats at every batch size under this SLO
+            instead. The paper compares batches of one, and so loses models that are better in
+            larger batches.
     """
     variants = read_variants(published("ramsis/image_profiles.csv"))
     if wide_slo_s is None:
@@ -90,14 +91,14 @@ def image_task(*, wide_slo_s: float | None = None) -> list[Variant]:
 
 
 def text_task() -> list[Variant]:
-    """The 5 BERT models, least accurate first."""
+    """Return the 5 BERT models, the least accurate first."""
     return front(read_variants(published("ramsis/text_profiles.csv")))
 
 
 def interpolated(variants: Sequence[Variant], step: float = 0.5) -> list[Variant]:
-    """§7.3.2: `variants` and synthetic ones between neighbours, every `step` percent of accuracy.
+    """Add synthetic variants between neighbours, every `step` percent of accuracy (§7.3.2).
 
-    Where one neighbour was measured up to smaller batches, so is what lies between.
+    A synthetic variant has batches up to the smaller maximum of its two neighbours.
     """
     made = list(variants)
     for low, high in pairwise(variants):
@@ -114,12 +115,12 @@ def interpolated(variants: Sequence[Variant], step: float = 0.5) -> list[Variant
 
 
 def cluster(variants: Sequence[Variant], slo_s: float, num_workers: int) -> Cluster:
-    """One model of these variants, all of them loaded on `num_workers` equal workers."""
+    """Return one model with these variants, all loaded on `num_workers` equal workers."""
     return Cluster.uniform([Model(MODEL, slo_s, tuple(variants))], num_workers, HARDWARE)
 
 
 def constant(rate: float, shape: float = 1.0) -> Workload:
-    """A constant load of `rate` requests/s; Poisson arrivals, or Gamma of another shape."""
+    """Return a constant load of `rate` requests/s, with Poisson or Gamma arrivals."""
     return (
         Workload(arrivals=Gamma(rate=rate, shape=shape)) if shape != 1 else Workload.poisson(rate)
     )
@@ -128,15 +129,15 @@ def constant(rate: float, shape: float = 1.0) -> Workload:
 def twitter(
     first: int = 0, last: int | None = None, *, interval_s: float = 10.0, scale: float = 1.0
 ) -> Workload:
-    """The Twitter trace: Poisson at the published rates, 1617 to 3905 requests/s, 10 s each.
+    """Return the Twitter trace: Poisson at the published rates (1617 to 3905/s), 10 s each.
 
-    27 intervals are published. The paper speaks of five minutes and 554,395 requests; these rates
+    27 intervals are published. The paper has five minutes and 554,395 requests. The published rates
     give 752,420 in 270 s.
 
     Args:
-        first, last: a part of the trace, by interval.
-        interval_s: another length of the intervals, at the same rates.
-        scale: of the rates.
+        first, last: part of the trace, in intervals.
+        interval_s: length of the intervals, if another; rates stay the same.
+        scale: factor on the rates.
     """
     with published("ramsis/twitter_trace_raw.csv").open(encoding="utf-8", newline="") as file:
         rates = [scale * float(row["qps"]) for row in csv.DictReader(file)]
@@ -146,23 +147,23 @@ def twitter(
 def measure(
     system: System, cluster: Cluster, workload: Workload, **options: Any
 ) -> dict[str, float]:
-    """Run a system; what the paper's figures show of it.
+    """Run a system, and return the figures that the paper shows.
 
     Args:
-        options: of `simulate`.
+        options: options of `simulate`.
 
     Returns:
         accuracy: percent, mean over the requests answered in time ("per satisfied query").
-        violation_rate: share of the requests that were late or dropped, 0 … 1.
-        requests: how many arrived.
-        mean_batch: over batches.
+        violation_rate: share of the requests that were late or dropped, from 0 to 1.
+        requests: number of requests that arrived.
+        mean_batch: mean over batches.
         idle: share of the workers' time without a batch.
     """
     return figures(simulate(make_policy(*system), cluster, workload, **options))
 
 
 def figures(report: Report) -> dict[str, float]:
-    """What `measure` returns, of a report."""
+    """Return the figures of `measure` for a report."""
     sizes = report.batch_sizes
     return {
         "accuracy": math.nan if report.accuracy is None else report.accuracy,
@@ -186,11 +187,11 @@ System = tuple[str, dict[str, Any]]
 
 
 def ramsis(load: float | None = None, options: Mapping[str, Any] | None = None) -> System:
-    """RAMSIS as in the paper: slack in 100 steps, all that waits in one batch, late requests are
-    served and cost no more than their accuracy.
+    """Return RAMSIS as in the paper.
 
-    Tables are for just `load`, where it is given; else for the measured one, rounded up by at most
-    5 % (the paper's are close enough to differ by 1 point).
+    Slack has 100 steps, and a batch has all waiting requests. Late requests are served, and cost no
+    more than their accuracy. Tables are for `load` if it is given. Else they are for the measured
+    load, rounded up by at most 5 %. (The paper's steps differ by at most 1 point of accuracy.)
     """
     as_published = {"discretization": "fld", "batching": "maximal", "late_penalty": 0.0}
     fields = {**as_published, **(options or {})}
@@ -204,8 +205,11 @@ def ramsis(load: float | None = None, options: Mapping[str, Any] | None = None) 
 
 
 def ours(load: float | None = None) -> System:
-    """The policy's default: model-based discretisation, any part of what waits in a batch, what
-    cannot be answered in time is dropped, and dear."""
+    """Return the policy's default.
+
+    It has model-based discretisation, and batches of any part of the waiting requests. Requests
+    that cannot be answered in time are dropped, at a high penalty.
+    """
     return "ramsis", {"load_rps": load, "load_step": 1.05, "arrivals": "poisson"}
 
 
@@ -214,8 +218,10 @@ def jellyfish(load: float | None = None) -> System:
 
 
 def switching(limits: Mapping[str, float], load: float | None = None) -> System:
-    """Args:
-    limits: from `switching_limits`.
+    """Return ModelSwitching.
+
+    Args:
+        limits: result of `switching_limits`.
     """
     return "benchmarks.peers.model_switching:ModelSwitching", {"limits": limits, "load": load}
 
@@ -223,7 +229,7 @@ def switching(limits: Mapping[str, float], load: float | None = None) -> System:
 def switching_limits(
     here: Cluster, *, quick: bool, loads: Sequence[float] = GRID, slos: float = 300.0
 ) -> dict[str, float]:
-    """ModelSwitching's offline profiling, for `loads`; runs as long as `slos` SLOs."""
+    """Profile ModelSwitching offline for `loads`, in runs of `slos` SLOs."""
     if quick:
         return profile_responses(here, loads=loads, requests=1_000, slos=20.0)
     return profile_responses(here, loads=loads, slos=slos)
@@ -234,10 +240,10 @@ def greedy() -> System:
 
 
 def every_system(limits: Mapping[str, float], load: float | None = None) -> dict[str, System]:
-    """Those of the paper, our default and greedy.
+    """Return the systems of the paper, our default, and greedy.
 
     Args:
-        load: anticipated, where it is known (§7.2); else every system measures it, the same way.
+        load: the load if it is known (§7.2); else every system measures it, in the same way.
     """
     return {
         RAMSIS: ramsis(load),
@@ -249,7 +255,7 @@ def every_system(limits: Mapping[str, float], load: float | None = None) -> dict
 
 
 Measured = dict[str, dict[float, dict[str, float]]]
-"""What `measure` returned, by system and x."""
+"""Results of `measure`, by system and x."""
 
 
 def under_load(
@@ -263,14 +269,14 @@ def under_load(
     seconds: float = 30.0,
     **options: Any,
 ) -> Measured:
-    """Systems under constant loads.
+    """Run systems under constant loads.
 
     Args:
-        systems_at: the systems to run at a load.
-        loads: requests/s.
-        shape: of the Gamma gaps; 1 is Poisson.
-        seconds: of arrivals at each load; 3 when quick.
-        options: of `simulate`.
+        systems_at: returns the systems to run at a load.
+        loads: loads in requests/s.
+        shape: shape of the Gamma gaps; 1 is Poisson.
+        seconds: duration of the arrivals at each load; 3 when quick.
+        options: options of `simulate`.
     """
     points: Measured = {}
     for load in loads:
@@ -292,7 +298,7 @@ def image_rows(
     seed: int,
     quick_loads: Sequence[float] = (800, 2400),
 ) -> list[Row]:
-    """Systems on the image task: 60 workers, SLO 150 ms, constant loads."""
+    """Run systems on the image task (60 workers, SLO 150 ms) at constant loads; return the rows."""
     here = cluster(image_task(), 0.15, IMAGE_WORKERS)
     loads = quick_loads if quick else LOADS
     points = under_load(here, systems_at, quick=quick, seed=seed, loads=loads)
@@ -308,11 +314,10 @@ def rows_of(
     at: str,
     paper: Mapping[str, Mapping[float, float]] | None = None,
 ) -> list[Row]:
-    """Accuracy as the paper's figures show it, violation rates, and the accuracy of what they
-    leave out.
+    """Return the rows: accuracy as in the paper's figures, violation rates, points left out.
 
     Args:
-        at: of x, with a place for it, as "{:g}/s".
+        at: a format of x, such as "{:g}/s".
         paper: violation rates in percent, by system and x.
     """
     rows = [
@@ -348,10 +353,10 @@ def _if(condition: bool, value: float) -> float | None:
 def gains(
     title: str, compared: Sequence[Measured], paper: Mapping[str, tuple[float, float]]
 ) -> list[Row]:
-    """How much more accurate RAMSIS is than each peer, where both are shown.
+    """Return RAMSIS' gain in accuracy over each peer, where the paper would show both.
 
     Args:
-        compared: one per SLO.
+        compared: points of each SLO.
         paper: by peer, the largest and the mean gain that the paper prints.
     """
     rows = []

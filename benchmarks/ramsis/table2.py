@@ -1,11 +1,12 @@
 """CPU time to solve one table, by discretisation, batching and number of models.
 
-Image task, 60 workers, SLO 500 ms (batches of up to 29, as in the paper), 2000 requests/s, N = 32,
-solved until nothing improves any state by more than 1e-6 percent points. 60 models: synthetic ones
-on the lines between the 9 (§7.3.2). "expected": accuracy over requests in time, as solved.
+Image task, 60 workers, SLO 500 ms (batches of up to 29, as in the paper), 2000 requests/s, N = 32.
+The solver stops when no state improves by more than 1e-6 percent points. The 60 models include
+synthetic ones on the lines between the 9 (§7.3.2). "Expected": accuracy of requests in time,
+according to the solver.
 
-The quick run leaves out variable batching. Left out altogether are 60 models with variable
-batching, where the paper has timeouts of 24 hours: beyond the memory of a workstation.
+The quick run leaves out variable batching. 60 models with variable batching are always left out,
+because they need more memory than a workstation has. The paper has timeouts of 24 hours there.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ray_slo.planning.ramsis.problem import Batching, Discretization
 SOURCE = "RAMSIS Table 2"
 SLO_S, WORKERS, RATE = 0.5, 60, 2000.0
 
-# (models, discretisation, D, batching): seconds in the paper; None: not within 24 hours
+# (models, discretisation, D, batching): seconds in the paper; None: more than 24 hours
 PAPER: dict[tuple[int, Discretization, int, Batching], float | None] = {
     (9, "fld", 10, "maximal"): 14.62,
     (9, "fld", 100, "maximal"): 132.20,
@@ -50,7 +51,7 @@ def run(quick: bool, seed: int) -> list[Row]:
             num_slacks=slacks,
             max_queue=32,
             batching=batching,
-            pareto=False,  # the sets are fronts already
+            pareto=False,  # both sets are fronts already
         )
         started = time.process_time()
         table = solve(problem)

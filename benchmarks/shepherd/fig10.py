@@ -1,21 +1,21 @@
-"""Goodput against the number of workers, where schedulers have a speed.
+"""Goodput against the number of workers, where schedulers have a limited speed.
 
-Emulated V100, SLO 250 ms, no delays. Every 12 workers bring a copy of the zoo, a population of
-46,000 streams of its own and 320 requests/s per worker, a load that they can serve. (In the paper
-SHEPHERD has 2.5 times Clockwork's 50,000/s on 400 workers; it does not say how its 13 models make
-34 groups, of which each model has one.) A central scheduler takes 50,000 requests per second, as
-the paper measured, and refuses what exceeds that for 10 ms. Here all of it is reduced in scale:
-with `--quick` to 12,500/s and 96 workers, else to 25,000/s and 192, so the highest number of
-workers stands for the paper's 384 to 400.
+Emulated V100, SLO 250 ms, no delays. Every 12 workers have their own copy of the zoo, their own
+population of 46,000 streams, and 320 requests/s per worker, which they can serve. (In the paper,
+SHEPHERD has 2.5 times Clockwork's 50,000/s on 400 workers. It does not say how its 13 models make
+34 groups, although each model is in one group.) A central scheduler takes 50,000 requests per
+second, as measured in the paper. If its backlog exceeds 10 ms, it refuses requests. Everything is
+scaled down here: with `--quick` to 12,500/s and 96 workers, else to 25,000/s and 192. So the
+highest number of workers corresponds to the paper's 384 to 400.
 
-* SHEPHERD: HERD makes groups of at most 12 workers, each with a FLEX scheduler of its own;
-* one FLEX: a single scheduler of unlimited speed, which is what groups are to come close to;
-* Clockwork: one scheduler; with "no limit" it is as fast as need be;
-* Nexus: its plan needs no scheduler.
+* SHEPHERD: HERD makes groups of at most 12 workers, each with its own FLEX scheduler.
+* one FLEX: a single scheduler of unlimited speed, to which groups should come close.
+* Clockwork: one scheduler; with "no limit", of unlimited speed.
+* Nexus: follows its plan, without a scheduler.
 
-In the paper, on 400 workers, SHEPHERD has 2.5 times the goodput of Clockwork and 1.8 times that of
-Nexus with MAF-stable, and "similar trends" with MAF-bursty. Where ours differ: our Nexus uses all
-workers and serves whenever one is free, so a load that fits costs it less.
+In the paper, on 400 workers with MAF-stable, SHEPHERD has 2.5 times the goodput of Clockwork and
+1.8 times that of Nexus. With MAF-bursty there are "similar trends". Ours differ: our Nexus uses all
+workers whenever one is free, so it loses less under a load that fits.
 """
 
 from __future__ import annotations
@@ -54,29 +54,29 @@ ASKED = [
         "factor at 192 workers",
         "≥",
         2.5,
-        "the speed of a scheduler is an input here, and the scale was chosen",
+        "the speed of a scheduler is an input here, and we chose the scale",
     ),
     (
         "MAF-stable, SHEPHERD over · Nexus, as planned",
         "factor at 192 workers",
         "≥",
         1.8,
-        "our Nexus uses all workers, so a load that fits costs it less",
+        "our Nexus uses all workers, so it loses less under a load that fits",
     ),
 ]
 GROUP = 12
 PER_WORKER = 320.0  # requests per second
 PER_SCHEDULER = 50_000.0
 BACKLOG_S = 0.01
-GPU_MODELS = 20  # that a worker's memory holds
+GPU_MODELS = 20  # number of models that fit into a worker's memory
 PAPER = {"Clockwork": 2.5, "Nexus, as planned": 1.8}
 
 
 class Limited:
-    """A policy behind a scheduler that takes so many requests per second, one after the other.
+    """A policy behind a scheduler that processes requests one by one, at a limited rate.
 
     Args:
-        per_s: requests that arrive while its backlog is above `BACKLOG_S` are refused.
+        per_s: requests per second. Those that arrive at a backlog above `BACKLOG_S` are refused.
     """
 
     serves_late: ClassVar[bool] = False
@@ -85,7 +85,7 @@ class Limited:
         self._policy = policy
         self._each_s = 1 / per_s
         self._free_at = 0.0
-        self._line: deque[tuple[float, Request]] = deque()  # by when it is through
+        self._line: deque[tuple[float, Request]] = deque()  # (when it is processed, request)
         self._refused: list[Request] = []
 
     def requests_arrived(self, now: float, requests: Sequence[Request]) -> None:
@@ -123,10 +123,10 @@ class Limited:
 
 
 class Emulation:
-    """So many workers with the models, streams and load that belong to them.
+    """A number of workers, with the models, streams and load that belong to them.
 
     Args:
-        per_scheduler: requests per second that a central scheduler takes.
+        per_scheduler: requests per second that a central scheduler can take.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Emulation:
         self.duration_s = intervals * interval_s
         self.models: dict[str, ZooModel] = {}
         self.rates: dict[str, float] = {}
-        self.arrivals: dict[str, Times] = {}  # the same for every system, in groups or not
+        self.arrivals: dict[str, Times] = {}  # the same for every system
         rng = np.random.default_rng(seed)
         for copy in range(workers // GROUP):
             models = {f"{m.name} #{copy}": replace(m, name=f"{m.name} #{copy}") for m in zoo()}
@@ -159,21 +159,21 @@ class Emulation:
 
     @property
     def offered(self) -> float:
-        """Requests per second after the first interval."""
+        """Offered requests per second after the first interval."""
         counted = sum(
             np.greater_equal(a.times_s, self.interval_s).sum() for a in self.arrivals.values()
         )
         return float(counted / (self.duration_s - self.interval_s))
 
     def central(self, system: str, *, limited: bool = True) -> float:
-        """Goodput with one scheduler, requests per second."""
+        """Return the goodput with one scheduler, in requests per second."""
         policy = make_policy(*systems(self.interval_s)[system])
         if limited:
             policy = Limited(policy, self.per_scheduler)
         return self._goodput(policy, list(self.models), self.workers)
 
     def grouped(self, group_worker_limit: int = GROUP) -> float:
-        """Goodput with a HERD plan and a FLEX scheduler per group, requests per second."""
+        """Return the goodput with a HERD plan and a FLEX scheduler per group, in requests/s."""
         return sum(
             self._goodput(
                 Limited(make_policy(*SHEPHERD), self.per_scheduler), group.models, group.workers
@@ -182,8 +182,11 @@ class Emulation:
         )
 
     def dealt_out(self) -> float:
-        """Goodput of workers each on its own: the workers of a copy of the zoo hold all of its
-        models and are dealt its streams, an equal share of each model; requests per second."""
+        """Return the goodput if each worker is on its own, in requests per second.
+
+        The workers of a copy of the zoo hold all its models. Each gets an equal share of the
+        requests of each model.
+        """
         rng = np.random.default_rng(len(self.models))
         good = 0.0
         names = list(self.models)
@@ -200,7 +203,7 @@ class Emulation:
         return good
 
     def plan(self, group_worker_limit: int) -> Plan:
-        """HERD's, for the average rates. T_i is the throughput in batches with ℓ(b) ≤ SLO/2."""
+        """Return HERD's plan for the average rates; T_i is the throughput with ℓ(b) ≤ SLO/2."""
         streams = []
         for name, zoo_model in self.models.items():
             model = zoo_model.model()
@@ -231,7 +234,7 @@ class Emulation:
 
 
 def emulations(quick: bool, seed: int, burst: Burst | None) -> Mapping[int, Emulation]:
-    """By number of workers, all at the same scale."""
+    """Return the emulations by number of workers, all at the same scale."""
     scale = 4 if quick else 2
     return {
         workers // scale: Emulation(

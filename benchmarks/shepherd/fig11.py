@@ -1,38 +1,42 @@
 """Large batches first and preemption on two streams; HERD's limit of a group.
 
-(a) One GPU. Stream A: ResNet18, bursts of 1024 requests at 5, 125, 245, … ms. Stream B: ResNet269,
-a request every millisecond from 0 on, each of which takes 79 ms alone. Profiles of Table 4, SLO 250
-and 90 ms, no delays. A alone offers 8533 requests/s, of which the GPU can serve 4010 in batches of
-128. The paper prints two factors: goodput of SHEPHERD over that of Clockwork and, at 90 ms, also
-over its own variant without preemption.
+(a) One GPU. Stream A is ResNet18 with bursts of 1024 requests at 5, 125, 245, … ms. Stream B is
+ResNet269 with a request every millisecond from 0 on, each of which takes 79 ms alone. Profiles are
+those of Table 4, SLOs 250 and 90 ms, and there are no delays. A alone offers 8533 requests/s; the
+GPU can serve 4010 of them in batches of 128. The paper prints two factors: the goodput of SHEPHERD
+over that of Clockwork and, at 90 ms, over SHEPHERD without preemption.
 
-Both factors follow from what one burst gains. At 250 ms the GPU can serve 481 requests of A per
-period, and Clockwork one request of B and one batch of 128 of A: 3.7. At 90 ms a burst that finds a
-request of B at work can send 358 at once, or 57 in the 16.4 ms that are left after 78.6: 6.2. In a
-long run ours differ:
+Both factors follow from one burst. At 250 ms, the GPU can serve 481 requests of A per period.
+Clockwork serves one request of B and one batch of 128 of A, which gives the factor 3.7. At 90 ms, a
+burst may find a request of B running. With preemption, 358 requests can be served at once. Without
+it, 16.4 ms are left after 78.6 ms, enough for 57 requests; this gives 6.2. In a long run, ours
+differ:
 
-* Clockwork gives B and A a turn each, by required start, and B sometimes two in a row or a batch;
-* without preemption, B starts when the burst before has expired and ends with 30 to 40 ms left for
-  the next one, enough for a batch of 128: every burst after the first meets the GPU at this lucky
-  moment, as a period is about as long as a batch of each. "The first burst alone" has no luck. The
-  moment is chance: at 90 ms Clockwork's, too, depends on milliseconds (compare its rows).
+* Clockwork alternates between B and A by required start. Sometimes B has two turns in a row, or a
+  batch.
+* Without preemption, B starts when the last burst has expired. It ends with 30 to 40 ms left for
+  the next burst, enough for a batch of 128. A period is about as long as a batch of each. So every
+  burst after the first finds the GPU in this lucky state. "The first burst alone" has no luck. The
+  state is chance: at 90 ms, also Clockwork's depends on milliseconds (compare its rows).
 
-* SHEPHERD: Algorithms 1 and 2 as they are printed, λ = 3.03; flex: ours, which gathers the largest
-  batch that is feasible;
-* no preemption: SHEPHERD-NP;
-* with overheads: execution 5 % slower for its exit points, and 4 ms (5 % of ResNet269's 79) from a
-  preemption to the free GPU, as the paper's upper bounds (§7.3);
-* clockwork: as in `systems`, in powers of two up to the paper's 128; with all batch sizes;
-  and with its published distance of 5 ms from deadlines, which together with 10 ms ahead leaves no
-  time to plan B at 90 ms: it starts on an idle GPU only;
+The systems:
+
+* SHEPHERD: Algorithms 1 and 2 as printed, λ = 3.03. flex: ours, which gathers the largest feasible
+  batch.
+* no preemption: SHEPHERD-NP.
+* with overheads: the paper's upper bounds (§7.3). Execution is 5 % slower for its exit points. A
+  preemption takes 4 ms (5 % of ResNet269's 79) until the GPU is free.
+* clockwork: as in `systems`, with batch sizes of powers of two up to the paper's 128. A second one
+  has all batch sizes. A third one keeps its published distance of 5 ms from deadlines. Together
+  with 10 ms ahead, that leaves no time to plan B at 90 ms, so B starts only on an idle GPU.
 * deferred, deferred_flex: not in the paper.
 
-(b) The emulation of `shepherd-fig10` with most workers, at its reduced scale (a quarter of the
-paper's 400 workers and 50,000 requests/s per scheduler with `--quick`, else half), over HERD's
-limit Ḡ of workers in a group. With one group for all, its scheduler is the limit. Ḡ = 1 is shown
-twice. HERD gives each model one group: one worker, at that limit, whatever the model's load. "Dealt
-out" gives each worker a share of the streams of every model, which the paper's ILP allows before it
-is aggregated to models.
+(b) The emulation of `shepherd-fig10` with most workers, at its reduced scale, over HERD's limit Ḡ
+of workers in a group. The scale is a quarter with `--quick`, else half, of the paper's 400 workers
+and 50,000 requests/s per scheduler. With one group for all workers, the scheduler limits the
+goodput. Ḡ = 1 is shown twice. HERD gives each model one group, so with this limit one worker,
+whatever its load. "Dealt out" gives each worker a share of the streams of every model. The paper's
+ILP allows this before it is aggregated to models.
 """
 
 from __future__ import annotations
@@ -53,7 +57,7 @@ ASKED = [
         "flex is better by",
         "≥",
         6.2,
-        "of the first burst alone it is close; the paper does not print how its bursts come",
+        "for the first burst alone it is close; the paper does not print how its bursts arrive",
     ),
     ("SLO 90 ms, the first burst alone · flex, no preemption", "flex is better by", "≥", 6.2),
 ]
@@ -77,13 +81,13 @@ POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deferred_flex": ("deferred_flex", {}),
 }
 WITH_OVERHEADS = ("SHEPHERD, with overheads",)
-PAPER = {  # goodput of SHEPHERD over theirs
+PAPER = {  # goodput of SHEPHERD divided by theirs
     (250.0, "clockwork"): 3.7,
     (250.0, "SHEPHERD, no preemption"): 1.0,
     (90.0, "clockwork"): 6.2,
     (90.0, "SHEPHERD, no preemption"): 6.2,
 }
-PAPER_GROUPS = {  # goodput of Ḡ = 12 over theirs; the text does not say for which workload
+PAPER_GROUPS = {  # goodput with Ḡ = 12 divided by theirs; the paper does not name the workload
     "1, dealt out": 1.7,
     "∞, one scheduler": 2.5,
 }
@@ -106,7 +110,7 @@ def run_streams(
     slowdown: float = 1.0,
     preempt_delay_ms: float = 0.0,
 ) -> Report:
-    """So many periods after those of the warm-up."""
+    """Run a number of periods, after those of the warm-up."""
     duration_s = (warmup + periods) * PERIOD_S
     bursts = [0.005 + PERIOD_S * i for i in range(warmup + periods)]
     streams = {
@@ -124,7 +128,7 @@ def run_streams(
 
 
 def run(quick: bool, seed: int) -> list[Row]:
-    """The streams of (a) have no randomness; `seed` is for (b)."""
+    """Run (a), whose streams are not random, and (b), which depends on `seed`."""
     return [*_flex(quick), *_herd(quick, seed)]
 
 
@@ -154,7 +158,7 @@ def _flex(quick: bool) -> list[Row]:
                 rows.append(Row(case, model, "req/s", rate))
             paper = PAPER.get((slo_ms, label))
             if warmup == 0 and label == "clockwork":
-                paper = None  # one turn of a cycle of several bursts
+                paper = None  # Clockwork's cycle takes several bursts
             rows.append(Row(case, "SHEPHERD is better by", "×", shepherd / report.goodput, paper))
             rows.append(Row(case, "mean batch", "", float(report.batch_sizes.mean())))
             rows.append(Row(case, "preempted", "batches/s", float(preempted) / window_s))

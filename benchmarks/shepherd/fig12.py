@@ -1,18 +1,20 @@
 """Preemption delay and slowdown over the number of exit points, torch on this CPU.
 
-Networks in plain torch with random weights on one CPU thread. *Delay*: from a flag that another
-thread sets at a random time of the batch until the batch's thread is free; *slowdown*: median of
-paired ratios to the bare module. Both in percent of the bare batch's time, and in the CPU time of
-the batch's thread, which leaves out what other programs on the machine take (but not how they slow
-it through caches and memory: the noise of the slowdown is far above its size). *Own cost* is what
-the exit points' code takes, timed alone. A number whose median delay is over 5 % is not measured
-long. *Chosen* is the smallest number with the p95 of the delay and the slowdown within 5 %; where
-there is none, that with the least excess: a network of few large layers, such as ResNet18, cannot
-be stopped inside a layer.
+Networks are plain torch with random weights on one CPU thread. *Delay*: time from a flag, which
+another thread sets at a random time of the batch, until the batch's thread is free. *Slowdown*:
+median of the paired ratios to the bare module. Both are in percent of the bare batch's time. All
+times are CPU times of the batch's thread. This leaves out the time that other programs take, but
+not how they slow it down through caches and memory. So the noise of the slowdown is far above its
+size. *Own cost* is the time of the exit points' code, measured alone.
 
-The paper measures on a V100, prints no figures but "below 5 %" for most models, and needs 46 exit
-points for ResNet50: on a GPU a preemption lasts up to two segments between exit points, on a CPU
-one.
+Numbers of exit points whose median delay is above 5 % are measured only briefly. *Chosen* is the
+smallest number whose slowdown and p95 of the delay are within 5 %. If there is none, it is the one
+with the least excess. A network of few large layers, such as ResNet18, cannot be stopped inside a
+layer.
+
+The paper measures on a V100. It prints no figures except "below 5 %" for most models. It needs 46
+exit points for ResNet50: on a GPU, a preemption lasts up to two segments between exit points, on a
+CPU one.
 """
 
 from __future__ import annotations
@@ -86,7 +88,7 @@ def profile_rows(name: str, profile: PreemptionProfile, cost_s: float | None = N
 
 
 def exit_point_s(number: int = 32) -> float:
-    """Seconds that one exit point adds to a pass on a CPU."""
+    """Return the seconds that one exit point adds to a pass on a CPU."""
     module = torch.nn.Sequential(*(torch.nn.Identity() for _ in range(number)))
     x = torch.zeros(1)
 
@@ -100,7 +102,7 @@ def exit_point_s(number: int = 32) -> float:
 
 
 def plot(rows: list[Row], directory: Path) -> list[Path]:
-    """Delay and slowdown over exit points, a panel per network and batch size."""
+    """Plot delay and slowdown over exit points, with a panel per network and batch size."""
     from matplotlib.figure import Figure
 
     series: dict[str, dict[str, list[tuple[int, float]]]] = {}

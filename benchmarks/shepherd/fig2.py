@@ -1,22 +1,22 @@
 """Variation of the requests in a window, of streams and of groups of streams.
 
-Coefficient of variation (standard deviation / mean) of the requests in a window of τ minutes,
-averaged over streams (groups of 1: Figure 2) or over groups of randomly chosen streams (Figure 5).
-Two populations, both synthesised from the seed:
+The rows have the coefficient of variation (CV: standard deviation / mean) of the number of requests
+in a window of τ minutes. It is averaged over streams (groups of 1: Figure 2), or over groups of
+randomly chosen streams (Figure 5). There are two populations, both synthetic:
 
-* "synthetic": the paper's 1000 Poisson streams whose mean rates are exponential (one request a
-  minute on average; the paper does not say).
-* "Azure-like": stands for the 46,000 applications of the Azure Functions trace that the paper used.
-  That trace is public (invocations per minute), but this repository has no copy of it. Mean rates
-  here are lognormal through the two points that Shahrad et al., "Serverless in the Wild" (ATC
-  2020), print: 45 % at most one per hour, 81 % at most one per minute. A stream is the sum of as
-  many independent sources as it has requests a minute (1 to 100), which burst (MMPP: four times
-  their mean a fifth of the time, for 10 minutes on average, else a quarter), and all share a daily
-  rhythm of ±30 %: those are our choices. The rhythm alone is a CV of 0.21, below which no group
-  gets; a planner knows it.
+* "synthetic": 1000 Poisson streams with exponential mean rates, as in the paper. The average is one
+  request per minute; the paper does not give it.
+* "Azure-like": a replacement for the 46,000 applications of the Azure Functions trace in the paper.
+  That trace is public (invocations per minute), but this repository has no copy. Mean rates are
+  log-normal through two points of Shahrad et al., "Serverless in the Wild" (ATC 2020). 45 % have at
+  most one request per hour, 81 % at most one per minute. The rest is our choice. A stream is the
+  sum of as many independent sources as it has requests per minute (1 to 100). Sources burst (MMPP).
+  In bursts they have four times their mean rate, else a quarter of it. Bursts last 10 minutes on
+  average, and take a fifth of the time. All share a daily rhythm of ±30 %. The rhythm alone has a
+  CV of 0.21, and no group gets below that; a planner knows it.
 
-The paper prints curves only. Its claim is that CV grows as τ shrinks, and much less so for groups
-of 100 to 1000.
+The paper prints only curves. It claims that CV grows as τ shrinks, and much less so for groups of
+100 to 1000.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from benchmarks.harness.rows import Row
 SOURCE = "SHEPHERD §2.2, §3.1, Figures 2 and 5"
 GROUP_SIZES = (1, 10, 100, 1000)
 WINDOWS_MIN = (1, 4, 15, 60, 240)
-CHUNK = 1000  # streams at once
-# ln(requests per minute) of the lognormal: 45 % below 1/60, 81 % below 1.
+CHUNK = 1000  # streams that are drawn at once
+# Parameters of ln(requests per minute): 45 % are below 1/60, 81 % below 1.
 SIGMA = float(np.log(60) / (0.8779 + 0.1257))
 MU = -0.8779 * SIGMA
 
@@ -72,7 +72,7 @@ def run(quick: bool, seed: int) -> list[Row]:
 
 
 def variation(counts: NDArray[np.int64], window: int) -> list[float]:
-    """CV of the counts (groups, minutes) in windows; groups without any request are left out."""
+    """Return the CV over windows of each group that has requests; `counts`: (groups, minutes)."""
     groups, minutes = counts.shape
     windows = counts[:, : minutes // window * window].reshape(groups, -1, window).sum(axis=2)
     windows = windows[windows.any(axis=1)]
@@ -82,7 +82,7 @@ def variation(counts: NDArray[np.int64], window: int) -> list[float]:
 def bursts(
     rates: NDArray[np.float64], minutes: int, rng: np.random.Generator
 ) -> NDArray[np.float64]:
-    """MMPP factors with mean 1, (streams, minutes), of streams with `rates` requests a minute."""
+    """Return MMPP factors with mean 1, as (streams, minutes); `rates` are requests per minute."""
     sources = np.clip(np.ceil(rates), 1, 100).astype(int)
     on = rng.binomial(sources, 0.2)
     factors = np.empty((minutes, len(rates)))

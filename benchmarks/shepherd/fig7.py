@@ -1,15 +1,15 @@
 """Goodput and busy GPUs against the offered load, with Clockwork and Nexus.
 
-12 V100, SLO 250 ms, no delays; models, workloads and systems as in `systems`. The higher
-the load, the shorter the run. The paper prints no figures beside its curves but says: near 3,000/s
-all systems meet most deadlines; at 144,000/s SHEPHERD has 4.6 (stable) and 5.2 (bursty) times the
-goodput of Clockwork, and up to 7.1 and 18.1 times that of Nexus; SHEPHERD and Clockwork keep over
+12 V100, SLO 250 ms, no delays. Models, workloads and systems are those of `systems`. Runs are
+shorter at higher loads. The paper prints no figures, only curves. It says that near 3,000/s all
+systems meet most deadlines. At 144,000/s, SHEPHERD has 4.6 (stable) and 5.2 (bursty) times the
+goodput of Clockwork, and up to 7.1 and 18.1 times that of Nexus. SHEPHERD and Clockwork keep over
 95 % of the GPUs busy, Nexus at most 89 % and 55 %.
 
-Where ours differ: our Clockwork gives up heads for the largest batch that can be filled, so it
-gains in overload where the paper's saturates; "over the best of" compares SHEPHERD at the highest
-load with what a peer has at any load. Our Nexus uses all GPUs and serves whenever one is free, so
-it is busier than the paper's.
+Ours differ. Our Clockwork gives up heads for the largest batch that can be filled. So its goodput
+still grows in overload, where the paper's does not. "Over the best of" compares SHEPHERD at the
+highest load with a peer's best load. Our Nexus uses all GPUs whenever one is free, so it is busier
+than the paper's.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ ASKED = [
         "factor at 144000/s",
         "≥",
         4.6,
-        "our Clockwork gives up heads for the largest batch that can be filled",
+        "our Clockwork gives up heads of its queues for the largest batch that can be filled",
     ),
     (
         "MAF-stable, SHEPHERD over · Nexus, as planned",
         "factor at 144000/s",
         "≥",
         7.1,
-        "our Nexus uses all workers, and serves whenever one is free",
+        "our Nexus uses all workers, and runs a batch whenever one is free",
     ),
     (
         "MAF-bursty, SHEPHERD over · Clockwork",
         "factor at 144000/s",
         "≥",
         5.2,
-        "our Clockwork gives up heads for the largest batch that can be filled",
+        "our Clockwork gives up heads of its queues for the largest batch that can be filled",
     ),
     (
         "MAF-bursty, SHEPHERD over · Nexus, as planned",
         "factor at 144000/s",
         "≥",
         18.1,
-        "our Nexus uses all workers, and the paper does not print its bursts",
+        "our Nexus uses all workers, and the paper does not print how its bursts arrive",
     ),
 ]
 PAPER = {
@@ -57,7 +57,7 @@ PAPER = {
     ("MAF-bursty", "Clockwork"): 5.2,
     ("MAF-bursty", "Nexus, as planned"): 18.1,
 }
-PAPER_BUSY = {  # per cent: at least for SHEPHERD and Clockwork, at most for Nexus
+PAPER_BUSY = {  # percent: lower bounds for SHEPHERD and Clockwork, upper bounds for Nexus
     ("MAF-stable", "SHEPHERD"): 95.0,
     ("MAF-stable", "Clockwork"): 95.0,
     ("MAF-stable", "Nexus, as planned"): 89.0,

@@ -1,22 +1,23 @@
 """Latency distributions at low and at high load, with Clockwork and Nexus.
 
-12 V100, SLO 250 ms, no delays, 3,000 and 144,000 requests per second; models, workloads and systems
-as in `systems`. Latency is from arrival to the end of the batch, over the requests that a
-system answered: what it refused is not in the distribution, and "answered" says how much is left.
-Rows are the 1st, 5th, 10th … 95th, 99th and 100th percentile, which the plot draws as a CDF.
-The paper draws MAF-stable and says that MAF-bursty shows the same.
+12 V100, SLO 250 ms, no delays, 3,000 and 144,000 requests per second. Models, workloads and systems
+are those of `systems`. Latency is from arrival to the end of the batch, over answered requests.
+Refused requests are not in the distribution; "answered" is the share of the others. Rows are the
+1st, 5th, 10th … 95th, 99th and 100th percentile, which the plot draws as a CDF. The paper shows
+MAF-stable, and says that MAF-bursty is similar.
 
-The paper prints no figures beside its curves but says: at low load all systems have similar
-distributions; at high load a large portion of Clockwork's and of Nexus' requests comes close to the
-SLO, and SHEPHERD's are distributed more evenly. In figures of our own: "near the SLO" is the share
-of the answered requests that took more than 80 % of it; "unevenness" is the largest distance
-between the CDF and that of latencies spread evenly from 0 to the SLO (0 %: as even as can be).
+The paper prints no figures, only curves. It says that all systems have similar distributions at low
+load. At high load, many requests of Clockwork and of Nexus come close to the SLO, and SHEPHERD's
+are distributed more evenly. We measure this as follows. "Near the SLO" is the share of the answered
+requests that took more than 80 % of it. "Unevenness" is the largest distance between the CDF and
+the uniform distribution from 0 to the SLO; 0 % is perfectly even.
 
-Where ours differ. At low load most are far from the SLO, but not alike: SHEPHERD runs the largest
-batch first and Clockwork the earliest required start, which it commits 10 ms ahead. At high load
-SHEPHERD's answers come early rather than evenly under MAF-stable, as the models whose full batches
-are quickest win at any time: "of the quickest" is the share of the answers that the 3 quickest of
-the 16 models give. Under bursts other models have their turn, and the distribution is more even.
+Ours differ. At low load, most requests are far from the SLO, but the systems are not alike.
+SHEPHERD runs the largest batch first, Clockwork the earliest required start, which it commits 10 ms
+ahead. At high load under MAF-stable, SHEPHERD's answers come early rather than evenly, because the
+models with the fastest full batches always win. "Of the quickest" is the share of the answers that
+the 3 fastest of the 16 models give. Under bursts other models have their turn, and the distribution
+is more even.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ LOADS = (3_000, 144_000)
 PERCENTILES = (1, *range(5, 100, 5), 99, 100)
 COMPARED = ("SHEPHERD", "flex", "Clockwork", "Nexus, as planned", "deferred")
 NEAR = 0.8
-"""Share of the SLO from which on an answer is near it."""
+"""A latency above this share of the SLO is near it."""
 QUICKEST = 3
-"""How many models count as the quickest (in ms per request of a large batch)."""
+"""Number of models that count as the quickest, by the time per request of a large batch."""
 
 
 def run(quick: bool, seed: int) -> list[Row]:
@@ -81,9 +82,9 @@ def run(quick: bool, seed: int) -> list[Row]:
 
 
 def unevenness(shares: NDArray[np.float64]) -> float:
-    """Largest distance between the CDF of `shares` and the even distribution over [0, 1].
+    """Return the largest distance between the CDF of `shares` and the uniform one over [0, 1].
 
-    That is the statistic of Kolmogorov and Smirnov: 0 is even, 1 is a single value of 0 or 1.
+    This is the Kolmogorov-Smirnov statistic: 0 is even, 1 is a single value of 0 or 1.
     """
     even = np.clip(np.sort(shares), 0, 1)
     steps = np.arange(len(even) + 1) / len(even)
@@ -91,7 +92,7 @@ def unevenness(shares: NDArray[np.float64]) -> float:
 
 
 def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
-    """One PNG per workload: the CDFs of all systems, a panel per load."""
+    """Plot the CDFs of all systems: a PNG per workload, with a panel per load."""
     from matplotlib.figure import Figure
 
     panels: dict[str, dict[str, dict[str, list[tuple[float, float]]]]] = {}

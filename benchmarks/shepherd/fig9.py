@@ -1,13 +1,13 @@
 """Goodput against the SLO, with Clockwork and Nexus.
 
-12 V100, no delays; models, workloads and systems as in `systems`. One request alone takes
-from 4 ms (ResNet18) to 79 ms (ResNeSt269), so tight SLOs rule models out: "can be met" is what is
-left of the offered load. The paper prints no figures beside its curves but says: with 500 ms all
-have high goodput; from there to 50 ms Clockwork loses less than Nexus; under tight SLOs SHEPHERD
-has up to 1.3 times the goodput of Clockwork and up to 38 times that of Nexus.
+12 V100, no delays. Models, workloads and systems are those of `systems`. A batch of one takes from
+4 ms (ResNet18) to 79 ms (ResNeSt269), so some models cannot meet tight SLOs. "Can be met" is the
+offered load of those that can. The paper prints no figures, only curves. It says that all systems
+have high goodput with 500 ms, and that from there to 50 ms Clockwork loses less than Nexus. Under
+tight SLOs, SHEPHERD has up to 1.3 times the goodput of Clockwork and up to 38 times that of Nexus.
 
-Where ours differ: our Nexus uses all GPUs whenever they are free; the paper's runs a static
-schedule on those that it planned, so it loses more than ours.
+Ours differ: our Nexus uses all GPUs whenever they are free. The paper's runs a static schedule on
+the GPUs that it planned, so it loses more.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Networks in plain torch with random weights, so that no benchmark needs torchvision.
 
-ResNets after He et al., "Deep Residual Learning for Image Recognition" (the variant with the
-stride on the 3×3 convolution, as in torchvision); same parameters and multiplications.
+The ResNets follow He et al., "Deep Residual Learning for Image Recognition". The stride is on the
+3×3 convolution, as in torchvision. Parameters and multiplications are the same.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-# Blocks per stage, and whether they are bottlenecks. 269: as in ResNeSt-269, SHEPHERD's largest.
+# (Blocks per stage, whether they are bottlenecks). 269 is as in ResNeSt-269, SHEPHERD's largest.
 DEPTHS: dict[int, tuple[tuple[int, int, int, int], bool]] = {
     18: ((2, 2, 2, 2), False),
     34: ((3, 4, 6, 3), False),
@@ -28,7 +28,7 @@ def _conv(inputs: int, outputs: int, size: int, stride: int = 1) -> list[nn.Modu
 
 
 class Block(nn.Module):
-    """A residual block: 3×3, 3×3, or 1×1, 3×3, 1×1 for a bottleneck of a quarter of the width."""
+    """A residual block: 3×3, 3×3; a bottleneck is 1×1, 3×3, 1×1 with a quarter of the width."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, bottleneck: bool) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Block(nn.Module):
 
 
 def resnet(depth: int, *, classes: int = 1000, seed: int = 0) -> nn.Module:
-    """In evaluation mode. Input: float32, shape (b, 3, 224, 224)."""
+    """Return a network in evaluation mode. Its input is float32 with shape (b, 3, 224, 224)."""
     if depth not in DEPTHS:
         raise ValueError(f"depth must be one of {', '.join(map(str, DEPTHS))}, got {depth}")
     counts, bottleneck = DEPTHS[depth]

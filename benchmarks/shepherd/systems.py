@@ -1,17 +1,17 @@
-"""The systems and the workloads of SHEPHERD §7.1, and what its programs share.
+"""The systems and workloads of SHEPHERD §7.1, and code that the programs of this folder share.
 
 Models. Table 4 has 17, of which the experiments used 13 without naming them. Here they are the 16
-vision models: at the rates that streams dealt out round robin have, the 17th, BERT (41 ms per
-request in any batch), would take more than half of the GPUs, and 12 V100 could not even serve the
-3,000 requests/s at which the paper says that all systems meet most deadlines.
+vision models. The 17th is BERT, with 41 ms per request in any batch. With streams dealt out round
+robin, it would take more than half of the GPUs. Then 12 V100 could not even serve 3,000 requests/s,
+at which, in the paper, all systems meet most deadlines.
 
-Workloads. The paper used the Azure Functions trace, which is public (requests per minute of each of
-46,000 streams). This repository has no copy of it: as many synthetic streams with heavy-tailed
-rates stand for it (`Population`), dealt out to the models round robin. "MAF-stable" is Poisson at
-the rates of each interval. "MAF-bursty" is an MMPP per model: four times its mean for 0.5 s on
-average, then a quarter of it for 2 s. The paper does not print its MMPP; bursts of single streams,
-3,000 to a model, would average out. The trace's minute, which is also the period of Nexus, is
-shortened to `interval_s`, so that runs of seconds hold several.
+Workloads. The paper used the Azure Functions trace, which is public (requests per minute of 46,000
+streams). This repository has no copy. It uses as many synthetic streams with heavy-tailed rates
+(`Population`), dealt out to the models round robin. "MAF-stable" is Poisson at the rates of each
+interval. "MAF-bursty" is an MMPP per model: four times its mean rate for 0.5 s on average, then a
+quarter of it for 2 s. The paper does not print its MMPP. Bursts of single streams would average
+out, as a model has 3,000 of them. The minute of the trace, which is also the period of Nexus, is
+shortened to `interval_s`. So runs of seconds have several intervals.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ WORKERS, SLO_MS = 12, 250.0
 BURST = Burst(peak=4.0, burst_s=0.5, calm_s=2.0)
 WORKLOADS: dict[str, Burst | None] = {"MAF-stable": None, "MAF-bursty": BURST}
 
-# The paper's upper bounds (Figure 12): exit points slow execution by 5 %, and a preemption takes
-# 5 % of a batch, here of a typical 80 ms.
+# The paper's upper bounds (Figure 12): exit points slow execution down by 5 %, and a preemption
+# takes 5 % of a batch, which is typically 80 ms here.
 OVERHEAD, PREEMPT_DELAY_MS = 0.05, 4.0
 OVERHEADS = "SHEPHERD, with overheads"
 
 
 def systems(interval_s: float) -> dict[str, System]:
-    """By name: policy and arguments.
+    """Return the policy and arguments of each system, by name.
 
-    "SHEPHERD" is its Algorithms 1 and 2 as they are printed; `flex`, not in the paper, gathers the
-    largest feasible batch. Nexus "as planned" never grows a batch past its plan, which is what the
-    papers describe; "Nexus" does. Clockwork keeps no distance to the deadlines, as SHEPHERD
-    reimplemented it and has none itself. `deferred` is not in the paper either.
+    "SHEPHERD" is Algorithms 1 and 2 as printed. `flex`, not in the paper, gathers the largest
+    feasible batch. Nexus "as planned" never grows a batch beyond its plan, as the papers describe
+    it; "Nexus" does. Clockwork keeps no distance from the deadlines: SHEPHERD, which reimplemented
+    it, has none either. `deferred` is not in the paper.
     """
     return {
         "SHEPHERD": SHEPHERD,
@@ -64,7 +64,7 @@ def systems(interval_s: float) -> dict[str, System]:
 
 
 def zoo(slo_ms: float = SLO_MS) -> list[ZooModel]:
-    """The 16 vision models of Table 4."""
+    """Return the 16 vision models of Table 4."""
     return [replace(m, slo_ms=slo_ms) for m in load("shepherd_v100").values() if m.name != "BERT"]
 
 
@@ -76,10 +76,10 @@ def traces(
     burst: Burst | None,
     population_seed: int = 0,
 ) -> dict[str, Trace]:
-    """Arrivals per model: the sum of its streams' rates, interval by interval.
+    """Return the arrivals of each model: in each interval, the sum of its streams' rates.
 
     Args:
-        rate: of all streams together on average, requests per second.
+        rate: mean rate of all streams together, in requests per second.
     """
     population = Population(rate=rate, population_seed=population_seed)
     stream_of = population.model_of(len(models))
@@ -105,7 +105,7 @@ def run_system(
     interval_s: float,
     seed: int,
 ) -> Report:
-    """All intervals, of which the first warms up: Nexus plans it without having measured."""
+    """Run all intervals. The first is warm-up, because Nexus has not measured any rates in it."""
     policy, kwargs = systems(interval_s)[name]
     return simulate(
         make_policy(policy, kwargs),
@@ -129,11 +129,11 @@ def compared(
     at: str,
     paper: Mapping[tuple[str, float], float],
 ) -> list[Row]:
-    """Goodput of every system at every x, and how many times as much SHEPHERD has.
+    """Return the rows of the goodput of every system at every x, and of SHEPHERD over the others.
 
     Args:
-        at: of x, with a place for it, as "{}/s".
-        paper: the factors that the paper prints, by peer and x.
+        at: a format of x, such as "{}/s".
+        paper: the paper's factors, by peer and x.
     """
     ours = goodputs["SHEPHERD"]
     factors = {

@@ -1,11 +1,12 @@
 """Time of a HERD plan up to a million streams, its gap, and the ILP by each solver.
 
-As in the paper ten serving groups, one worker per model. What the paper leaves open is chosen to be
-hard enough: heavy-tailed rates (lognormal, σ = 2), average load of 70 % of the cluster, memory 90 %
-full, α and β of Table 4 with 20 % spread. "four affinity sets" forbids dissimilar models to share,
-"groups of 12" is the limit of §7.1; both may take more groups. The last case is small
-enough for the ILP itself, by every solver that is installed. Times are CPU seconds of the process
-as the machine is now, on one core; the paper's are of a commercial solver on its own machine.
+As in the paper, there are ten serving groups and one worker per model. We chose what the paper
+leaves open so that the problem is hard enough. Rates are heavy-tailed (log-normal, σ = 2), the
+average load is 70 % of the cluster, and memory is 90 % full. α and β are those of Table 4 with 20 %
+spread. "Four affinity sets": dissimilar models may not share a group. "Groups of 12": the limit of
+§7.1. Both may use more groups. The last case is small enough for the ILP itself, by every solver
+that is installed. Times are CPU seconds of the process on one core of the present machine. The
+paper's are those of a commercial solver on its own machine.
 """
 
 from __future__ import annotations
@@ -40,8 +41,10 @@ def run(quick: bool, seed: int) -> list[Row]:
 def instance(
     size: int, seed: int, sets: int = 1, limit: int | None = None
 ) -> tuple[herd.Problem, float]:
-    """A problem of `size` models and workers and 1000 · size streams, and the CPU seconds that
-    their aggregation took."""
+    """Return a problem of `size` models and workers with 1000 · size streams.
+
+    Also returns the CPU seconds that the aggregation of the streams took.
+    """
     rng = np.random.default_rng(seed)
     zoo = np.array([(m.alpha_ms, m.beta_ms) for m in load("shepherd_v100").values()])
     alpha, beta = (zoo[np.arange(size) % len(zoo)] * rng.uniform(0.8, 1.2, (size, 1))).T / 1000
@@ -89,7 +92,7 @@ def _case(case: str, size: int, seed: int, **options: Any) -> list[Row]:
 
 
 def _solvers(seed: int) -> list[Row]:
-    """10 models, 20 workers, 3 groups: the ILP (Eq. 2) by each solver, and the planner."""
+    """Solve 10 models, 20 workers and 3 groups, by the ILP (Eq. 2) with each solver and by ours."""
     rng = np.random.default_rng(seed)
     loads, memory = rng.lognormal(0, 1, 10), rng.uniform(16, 550, 10)
     loads *= 0.7 * 20 / loads.sum()

@@ -1,10 +1,11 @@
 """SHEPHERD §7.2's two streams for real, in one process: a policy, one worker thread, one clock.
 
-No Ray and no network: `PolicyHost` runs the policy on an event loop, batches run in a thread, and a
-preemption sets the flag of the batch. What is measured is the policy and the preemption alone.
+There is no Ray and no network. `PolicyHost` runs the policy on an event loop, batches run in a
+thread, and a preemption sets the flag of the batch. So only the policy and the preemption are
+measured.
 
-Stream A (bursts of 1024 requests every 120 ms for a quick model) and stream B (a request every
-millisecond for a slow one) are stretched in time, SLOs with them, by `scale`.
+Stream A has bursts of 1024 requests every 120 ms for a fast model. Stream B has a request every
+millisecond for a slow one. Times and SLOs are multiplied by `scale`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ PERIOD_S, FIRST_S, BURST, EVERY_S = 0.120, 0.005, 1024, 0.001
 
 
 def streams(quick: str, slow: str, periods: int, scale: float) -> dict[str, list[float]]:
-    """Arrival times in seconds, by model."""
+    """Return the arrival times of both streams in seconds, by model."""
     bursts = [scale * (FIRST_S + PERIOD_S * i) for i in range(periods)]
     singles = range(round(periods * PERIOD_S / EVERY_S))
     return {
@@ -51,20 +52,20 @@ class Result:
     """What became of the requests.
 
     Attributes:
-        good: answered in time, by model.
-        outcomes: "good", "late" or "dropped" by request id, in the order of their ends.
-        delays_s: from each preemption that hit until the worker was free.
+        good: number of requests answered in time, by model.
+        outcomes: (request id, outcome) in the order of their ends: "good", "late" or "dropped".
+        delays_s: time from each successful preemption until the worker was free.
     """
 
     duration_s: float
     good: dict[str, int] = field(default_factory=dict)
     outcomes: list[tuple[int, str]] = field(default_factory=list)
     delays_s: list[float] = field(default_factory=list)
-    too_late: int = 0  # preemptions whose batch ran to its end all the same
+    too_late: int = 0  # preemptions that came too late: the batch ended normally
 
     @property
     def goodput(self) -> float:
-        """Requests per second."""
+        """Requests answered in time, per second."""
         return sum(self.good.values()) / self.duration_s
 
 
@@ -78,7 +79,8 @@ async def serve(
     """Serve all arrivals with one worker, until the last one is answered.
 
     Args:
-        run: by model, runs a batch of a size; passes checkpoints. Called in one thread.
+        run: by model, a function that runs a batch of a given size, with checkpoints. It is called
+            in one thread.
     """
     loop = asyncio.get_running_loop()
     models = [Model(n, slo_s, (Variant(n, {"default": p}),)) for n, p in profiles.items()]

@@ -1,6 +1,7 @@
 """Batch sizes of every system at its goodput.
 
-Percentiles over requests. The paper gives medians. One model on 8 GPUs, Poisson, no delays.
+One model on 8 GPUs, Poisson arrivals, no delays. Percentiles count requests: a batch of b counts b
+times. The paper gives medians.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """GPUs needed for 15,000 requests per second, every system.
 
-The GPUs are A100. One ResNet50 with SLO 25 ms, and the mixed zoo of Table 4 at equal rates;
-Poisson, no delays. A number of GPUs suffices when no model has more than 1 % of bad requests. The
-paper's claims: with one model Symphony needs 2 to 6 GPUs fewer than Shepherd and Nexus and less
-than half of Clockwork's; mixed, Nexus and Shepherd need 166 % and 90 % more and Clockwork cannot
-deliver. A dash: more than 512 do not suffice. The last line is what no scheduler can go below (see
-`symphony-fig9`).
+The GPUs are A100. There is one ResNet50 with SLO 25 ms, and the mixed zoo of Table 4 at equal
+rates. Arrivals are Poisson, without delays. A number of GPUs suffices if no model has more than 1 %
+of bad requests. In the paper, with one model, Symphony needs 2 to 6 GPUs fewer than Shepherd and
+Nexus. It needs less than half of Clockwork's. With the mixed zoo, Nexus and Shepherd need 166 % and
+90 % more, and Clockwork cannot serve the load. A dash means that 512 GPUs do not suffice. The last
+line is a lower bound for every scheduler (see `symphony-fig9`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ASKED = [
         "GPUs",
         "≥",
         8,
-        "without overheads it, too, needs no more than the bound",
+        "without overheads, Shepherd needs no more GPUs than the bound either",
     ),
     ("ResNet50* · Nexus, 1 frontend", "GPUs", "≥", 8),
     (
@@ -46,7 +46,7 @@ ASKED = [
     ),
 ]
 RATE, MOST = 15_000, 512
-PAPER_MORE = {"Nexus, 1 frontend": 166.0, "Shepherd": 90.0}  # per cent, mixed
+PAPER_MORE = {"Nexus, 1 frontend": 166.0, "Shepherd": 90.0}  # percent, for the mixed zoo
 
 
 def run(quick: bool, seed: int) -> list[Row]:
@@ -76,7 +76,7 @@ def run(quick: bool, seed: int) -> list[Row]:
 def _fewest(
     system: System, models: Sequence[ZooModel], least: int, quick: bool, seed: int
 ) -> float:
-    """The smallest sufficient number of GPUs (up to 6 % more if quick); NaN if MOST are too few."""
+    """Return the fewest sufficient GPUs (up to 6 % more if quick); NaN if `MOST` do not suffice."""
 
     def suffices(gpus: int) -> bool:
         report = run_at(

@@ -1,15 +1,15 @@
 """Goodput over SLO, popularity and burstiness, every system.
 
-20 models with the ResNet50 profile of Table 2 on 32 GPUs, all with the same SLO; equally popular or
-Zipf 0.9; Poisson or Gamma gaps of shape 0.05; no delays. Goodput is the largest total rate at which
-no model has more than 1 % of bad requests. The paper prints no figures, but finds that deferral
-gains most where SLOs are tight, in all four setups; that Nexus does badly with bursts; and that
-with loose SLOs everybody does well.
+20 models with the ResNet50 profile of Table 2 share 32 GPUs, all with the same SLO. They are
+equally popular or Zipf 0.9. Arrivals are Poisson, or have Gamma gaps of shape 0.05. There are no
+delays. Goodput is the largest total rate at which no model has more than 1 % of bad requests. The
+paper prints no figures. It finds that deferral gains most where SLOs are tight, in all four setups.
+It also finds that Nexus is bad with bursts, and that all systems do well with loose SLOs.
 
-"Staggered bound" is that of one model with all 32 GPUs: with bursts, or with 20 models that must
-share, nobody comes near it. Nexus plans from the rates of a period that ends as the measured window
-begins; its rates for the first one are equal. `--quick` has one SLO, the first and the last setup,
-and leaves out Nexus with 8 frontends.
+"Staggered bound" is that of one model on all 32 GPUs. With bursts, or with 20 models that share, no
+system comes near it. Nexus plans with the rates of the previous period, and a period ends when the
+measured window begins. For the first period, its rates are equal. `--quick` has one SLO and the
+first and last setup, and leaves out Nexus with 8 frontends.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ SETUPS = {
     "equal, Gamma 0.05": (0.0, 0.05),
     "Zipf 0.9, Gamma 0.05": (0.9, 0.05),
 }
-"""Name: Zipf exponent and shape of the gaps."""
+"""By name: Zipf exponent of the popularity, and shape of the gaps."""
 
 
 def cluster(slo_ms: float, gpus: int = GPUS) -> Cluster:
-    """20 ResNet50 with one SLO."""
+    """Return 20 ResNet50 with the same SLO on a number of GPUs."""
     return alike(RESNET.profile, slo_ms / 1e3, MODELS, gpus)
 
 
 def systems(period_s: float) -> dict[str, System]:
-    """Those of every program, Nexus with a period, and the paper's deferral."""
+    """Return the systems of every program, with a period for Nexus, and the paper's deferral."""
     chosen = {
         name: (policy, {**kwargs, "period_s": period_s} if name.startswith("Nexus") else kwargs)
         for name, (policy, kwargs) in SYSTEMS.items()

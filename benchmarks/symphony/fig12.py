@@ -1,12 +1,13 @@
 """Queueing delay of every system at its goodput.
 
-The delay is from arrival to the start of the batch. One model on 8 GPUs, Poisson, no delays, each
-system at its goodput of Table 2. Percentiles over the answered requests, p100 the longest. The
-paper's text: "2x to 3x shorter than Nexus and Clockwork", Shepherd's "comparable", and Nexus's
-longest "around half the latency SLO". *Analysis* is the longest wait of §5.3 with constant gaps:
-ℓ(b)/N when staggered, ℓ(b) without coordination.
+The delay is from arrival to the start of the batch. There is one model on 8 GPUs, with Poisson
+arrivals and no delays. Each system has its goodput of Table 2 as load. Percentiles are over the
+answered requests; p100 is the longest. The paper's text says "2x to 3x shorter than Nexus and
+Clockwork", and "comparable" for Shepherd. It says that Nexus's longest is "around half the latency
+SLO". *Analysis* is the longest wait of §5.3 with constant gaps: ℓ(b)/N when staggered, ℓ(b) without
+coordination.
 
-A short wait is what is left of the SLO after a large batch, so it says little alone.
+Large batches leave little of the SLO for waiting. So a short wait does not make a good system.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def run(quick: bool, seed: int) -> list[Row]:
             rows += [
                 Row(f"{title}, over deferred · {name}", f"factor at p{p}", "×", float(w / own))
                 for p, w, own in zip(PERCENTILES, waits[name], waits["deferred"], strict=True)
-                if p >= 50  # the first ones do not wait at all
+                if p >= 50  # at lower percentiles, requests do not wait at all
             ]
         staggered, _ = staggered_bound(case.profile, case.slo_ms / 1e3, WORKERS)
         alone = case.profile.max_batch_within(case.slo_ms / 2e3)

@@ -1,12 +1,12 @@
 """Goodput against the number of GPUs.
 
-20 equally popular ResNet50 (the profile of Table 2), SLO 100 ms, Poisson, no delays. The paper's
-Symphony grows linearly; its Clockwork does not, because of locks in its controller, which a
-simulation of scheduling rules does not show: how many requests per second our scheduler itself can
-take is `scheduler-throughput`, which answers the left part of the figure too. What is left to see
-is the goodput per GPU: steady from 64 GPUs on. With fewer GPUs than models each model waits for the
-others, and there the default `deferred`, which gives heads up for larger batches, stays a little
-behind Algorithm 1.
+20 equally popular ResNet50 (profile of Table 2), SLO 100 ms, Poisson arrivals, no delays. In the
+paper, Symphony grows linearly. Clockwork does not, because of locks in its controller; a simulation
+of scheduling rules does not show these. `scheduler-throughput` measures how many requests per
+second our scheduler itself can take, and also covers the left part of the figure. What remains is
+the goodput per GPU, which is steady from 64 GPUs on. With fewer GPUs than models, each model waits
+for others. There the default `deferred`, which gives up heads for larger batches, is a little worse
+than Algorithm 1.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def run(quick: bool, seed: int) -> list[Row]:
                 growth=1.1,
                 tolerance=0.05 if quick else 0.01,
                 warmup_s=0.3 if quick else 1.0,
-                duration_s=1.0 if quick else 1 + 3 * min(1, 64 / gpus),  # so many requests
+                # Beyond 64 GPUs, runs are shorter, and the number of requests stays the same.
+                duration_s=1.0 if quick else 1 + 3 * min(1, 64 / gpus),
                 seed=seed,
             ).rate
             for gpus in counts

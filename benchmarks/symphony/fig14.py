@@ -1,31 +1,32 @@
 """Goodput against the latency of the network and its tail.
 
-20 equally popular models on 32 GPUs, Poisson, SLOs of 20, 25, 50 and 100 ms. The paper says
-"similar batching profiles" and names none: here all have the ResNet50 profile of Table 2. Its
-figure has Symphony alone: "deferred" is our default, "deferred, as Algorithm 1" gathers as the
-paper has it, eager is there to compare. Goodput is the largest total rate at which no model has
-more than 1 % of bad requests.
+20 equally popular models share 32 GPUs, with Poisson arrivals and SLOs of 20, 25, 50 and 100 ms.
+The paper says "similar batching profiles" without naming them; here all have the ResNet50 profile
+of Table 2. Its figure shows only Symphony. Here "deferred" is our default, "deferred, as Algorithm
+1" gathers as in the paper, and eager is added. Goodput is the largest total rate at which no model
+has more than 1 % of bad requests.
 
-With a latency of d ms (`DispatchDelay`) a batch starts d ms after its decision at the earliest, as
-its backend fetches the inputs only then, and policies decide d ms ahead. Appendix B measures eight
-inputs read at once, so d is per batch here, not per request. The way back of an answer is not
-counted. Latencies are those of §5.6 and Appendix B, RDMA 0.024 ms (the lowest) and 0.033 ms
-(99.99th percentile), TCP 3.034 ms (median) and 36.4 ms (99.99th percentile, "12x the median"), and
-round values beside them: the axis of the figure is not in the text.
+A network latency of d ms is a `DispatchDelay`. A batch starts at least d ms after its decision,
+because its backend fetches the inputs only then. So policies decide d ms ahead. In Appendix B,
+eight inputs are read at once; so d is per batch here, not per request. The way back of an answer
+does not count. Latencies are those of §5.6 and Appendix B, and round values near them, because the
+text does not give the axis of the figure. RDMA has 0.024 ms (lowest) and 0.033 ms (99.99th
+percentile). TCP has 3.034 ms (median) and 36.4 ms (99.99th percentile, "12x the median").
 
-(a) Every batch takes exactly the d that is planned with. The paper's text: RDMA "only marginally
-reduces goodput", TCP "by up to 70 %", and the more the tighter the SLO. As the axis is not known,
-the figure beside 70 % is the largest loss that leaves any goodput, over the latencies of this
-program, and beside that stands the latency from which 70 % is lost (interpolated). *Staggered
-bound* is one model with all N GPUs, N·b / ℓ(b) for the largest b with d + (1 + 1/N)·ℓ(b) ≤ SLO: the
-loss that is arithmetic. *One batch ahead* is a limit of our hosts and policies, not of the paper's:
-a worker has a batch and one more that was sent ahead, so two batches take it at least d + ℓ(b).
-Where d is longer than a batch, GPUs wait for that ("busy"), all the more as 20 models share them
-and batches are smaller than the bound's.
+(a) Every batch takes exactly the d that is planned with. The paper says that RDMA "only marginally
+reduces goodput", and that TCP reduces it "by up to 70 %", more with tighter SLOs. As the axis is
+unknown, two figures are compared with 70 %. One is the largest loss that leaves some goodput, over
+the latencies of this program. The other is the latency from which 70 % is lost (interpolated).
+*Staggered bound* is one model on all N GPUs: N·b / ℓ(b) for the largest b with
+d + (1 + 1/N)·ℓ(b) ≤ SLO. Its loss is unavoidable. *One batch ahead* is a limit of our hosts and
+policies, which the paper does not have. A worker has one batch running and at most one sent ahead,
+so two batches take at least d + ℓ(b). Where d is longer than a batch, GPUs wait for it ("busy"). 20
+models increase this effect, because their batches are smaller than the bound's.
 
-(b) Over TCP d varies from batch to batch: log-normal with the paper's median and 99.99th percentile
-(the shape is ours), and policies plan with a percentile of it. The paper's scheduler "always uses
-the high percentile bound": this shows what that costs, and what a lower one would.
+(b) Over TCP, d varies from batch to batch. It is log-normal with the paper's median and 99.99th
+percentile; the shape is our choice. Policies plan with a percentile of it. The paper's scheduler
+"always uses the high percentile bound". The rows show what that costs, and what lower percentiles
+would cost.
 """
 
 from __future__ import annotations
@@ -55,13 +56,13 @@ NETWORKS: dict[str, tuple[float, ...]] = {
     "RDMA range": (0.0, 0.024, 0.033, 0.1),
     "TCP range": (0.0, 1.0, TCP_MEDIAN_MS, 6.0, 10.0, 12.0, TCP_TAIL * TCP_MEDIAN_MS),
 }
-"""Latencies of the figure's left and right part, ms."""
+"""Latencies of the left and right part of the figure, in ms."""
 PLANNED = (50, 75, 90, 99, 99.99)
-"""Percentiles of the latency over TCP to plan with."""
-PAPER_LOSS = 70.0  # per cent, "up to"
+"""Percentiles of the TCP latency with which policies plan."""
+PAPER_LOSS = 70.0  # percent; "up to" in the paper
 
 LEAST = 1000.0
-"""Requests per second; with fewer, a model has too few in a run to tell whether 1 % is bad."""
+"""Requests per second. At lower rates, a model has too few requests to measure 1 % of them."""
 
 COMPARED: dict[str, System] = {
     "deferred": ("deferred", {}),
@@ -73,11 +74,11 @@ STAGGERED, ONE_AHEAD = "staggered bound", "staggered bound, one batch ahead"
 
 @dataclass(frozen=True)
 class Varying(DispatchDelay):
-    """Another delay for every batch: log-normal with the median `control_s`.
+    """A delay that is drawn anew for every batch: log-normal with the median `control_s`.
 
     Attributes:
         sigma: standard deviation of the delay's logarithm.
-        rng: of the draws.
+        rng: draws the delays.
     """
 
     sigma: float = 0.0
@@ -87,21 +88,21 @@ class Varying(DispatchDelay):
         return self.control_s * math.exp(self.sigma * self.rng.standard_normal())
 
     def percentile(self, p: float) -> float:
-        """Seconds that `p` percent of the batches take at most."""
+        """Return the delay that `p` percent of the batches do not exceed, in seconds."""
         return self.control_s * math.exp(self.sigma * NormalDist().inv_cdf(p / 100))
 
 
 def tcp(seed: int) -> Varying:
-    """The latency of the paper's TCP."""
+    """Return the network latency of the paper's TCP."""
     sigma = math.log(TCP_TAIL) / NormalDist().inv_cdf(0.9999)
     return Varying(TCP_MEDIAN_MS / 1e3, sigma=sigma, rng=np.random.default_rng([seed, 14]))
 
 
 def bound(slo_ms: float, delay_ms: float, *, one_ahead: bool = False) -> float:
-    """Requests per second of staggered execution; 0 where nothing can be in time.
+    """Return the requests per second of staggered execution; 0 if nothing can be in time.
 
     Args:
-        one_ahead: two batches take a worker at least `delay_ms` + ℓ(b).
+        one_ahead: whether two batches take a worker at least `delay_ms` + ℓ(b).
     """
     delay_s, left_s = delay_ms / 1e3, (slo_ms - delay_ms) / 1e3
     if left_s < RESNET.profile.latency(1):
@@ -122,12 +123,14 @@ def goodput(
     seed: int,
     actual: DispatchDelay | None = None,
 ) -> tuple[float, float]:
-    """The largest rate at which every model's bad rate is at most 1 %, and the share of the time
-    for which the GPUs are busy at it. A rate below `LEAST` counts as none.
+    """Find the largest rate at which every model's bad rate is at most 1 %.
+
+    Returns:
+        The rate, and the share of the time that GPUs are busy at it. Both are 0 below `LEAST`.
 
     Args:
-        planned_ms: what the policy plans with.
-        actual: what batches take, where it differs.
+        planned_ms: the delay with which the policy plans.
+        actual: the actual delay, if it differs.
     """
     if not (most := bound(slo_ms, planned_ms)):
         return 0.0, 0.0
@@ -152,7 +155,7 @@ def goodput(
 
 
 def delayed(slo_ms: float, delay: DispatchDelay) -> Cluster:
-    """The 20 models and 32 GPUs behind a network."""
+    """Return the 20 models and 32 GPUs, with a network delay."""
     return replace(cluster(slo_ms), delay=delay)
 
 
@@ -198,7 +201,7 @@ def run(quick: bool, seed: int) -> list[Row]:
 
 
 def lost_from(goodputs: Mapping[float, float], loss: float) -> float | None:
-    """The latency (ms) that costs `loss` percent of the goodput without one, interpolated."""
+    """Return the latency (ms) that costs `loss` percent of the goodput, by interpolation."""
     left = (1 - loss / 100) * goodputs[0.0]
     for (low, above), (high, below) in pairwise(sorted(goodputs.items())):
         if above > left >= below:
@@ -207,7 +210,7 @@ def lost_from(goodputs: Mapping[float, float], loss: float) -> float | None:
 
 
 def tail(quick: bool, seed: int) -> list[Row]:
-    """The rows of (b)."""
+    """Return the rows of (b)."""
     planned = PLANNED[::2] if quick else PLANNED
     rows: list[Row] = []
     for name in list(COMPARED)[: 1 if quick else 2]:
@@ -224,7 +227,7 @@ def tail(quick: bool, seed: int) -> list[Row]:
 
 
 def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
-    """(a): a PNG with a panel per network; (b): a PNG per system, over the percentile."""
+    """Plot (a) in one PNG with a panel per network, and (b) in a PNG per system."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 5.5), layout="constrained")

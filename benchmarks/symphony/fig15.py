@@ -1,22 +1,23 @@
 """A changing workload: busy GPUs, advice to scale, bad requests.
 
-24 models of the 1080Ti zoo with their own SLOs on 512 GPUs (48 with `--quick`), Poisson arrivals
-at rates that rise and fall (the paper's come from 150 hours of videos that are not published).
-Their peak is what the GPUs could serve if all batches were the largest possible: just too much.
-Every half second the bad rate and the idle time become an advice
+24 models of the 1080Ti zoo with their own SLOs run on 512 GPUs (48 with `--quick`). Arrivals are
+Poisson, with rates that rise and fall. (Those of the paper come from 150 hours of unpublished
+videos.) The peak is what the GPUs could serve if all batches were the largest possible; that is
+just too much. Every half second, the bad rate and the idle time become an advice
 (`ray_slo.planning.autoscale`).
 
-*Fixed*: all GPUs all the time, as in the paper, where the advice is only given. *Followed*: the
-cluster is as large as advised, up to half as many more; GPUs come and go at once, and no model has
-to be loaded. *Over least*: GPU time over that of the fewest GPUs that could do, in the largest
-possible batches; *bad in the calm*: where these are fewer than `CALM` of the fixed
-cluster; *advice*: the largest one of a period. Up to 1 % of bad requests asks for nothing, so a
-cluster that follows the advice stays near that. Eager and
-the default `deferred` stand beside `consolidate`, which is the paper's, because both spend idle
-GPUs (on small batches; on latency): what is idle then says little about what could go.
+*Fixed*: all GPUs run all the time, as in the paper, and the advice is only recorded. *Followed*:
+the cluster follows the advice, up to 1.5 times the size. GPUs come and go at once, and no model has
+to be loaded. *Over least*: GPU time over that of the fewest GPUs that suffice with the largest
+possible batches. *Bad in the calm*: bad requests when these are fewer than `CALM` of the fixed
+cluster. *Advice*: the largest advice in a period.
 
-The paper prints no figures. It says that the busy GPUs follow the load, that the advice does, and
-that few requests are bad unless the cluster is overloaded.
+Up to 1 % of bad requests leads to no advice, so a cluster that follows stays near that. The paper's
+policy is `consolidate`. Eager and the default `deferred` are shown, too. They use idle GPUs, for
+small batches or for latency, so their idle time says little about the GPUs that are not needed.
+
+The paper prints no figures. It says that busy GPUs and advice follow the load, and that few
+requests are bad unless the cluster is overloaded.
 """
 
 from __future__ import annotations
@@ -54,8 +55,13 @@ POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Sample:
-    """What happened in the time before an advice: GPUs there, GPUs busy (mean), requests that
-    arrived, were answered in time, and were not; and how many GPUs there should be."""
+    """The period before an advice, and the advice.
+
+    Attributes:
+        gpus, busy: GPUs that were there, and that were busy on average.
+        arrived, good, bad: requests that arrived, that were answered in time, and that were not.
+        advice: the advised number of GPUs.
+    """
 
     at_s: float
     gpus: int
@@ -67,17 +73,17 @@ class Sample:
 
 
 class Autoscaled:
-    """A policy that is shown only as many workers of the cluster, the first ones, as advised.
+    """A policy that sees only the first workers of the cluster, as many as advised.
 
-    A worker that goes ends its batch; the policy does not hear of that.
+    A worker that is removed completes its batch, but the policy is not told.
 
     Args:
-        policy: used up.
-        limits: of the advice.
-        workers: at first.
+        policy: a new policy.
+        limits: limits of the advice.
+        workers: initial number of workers.
         every_s: time between two advices; longer than any batch.
-        until_s: when the last one is given.
-        follow: else the advice is noted and the workers stay.
+        until_s: time of the last advice.
+        follow: whether the number of workers follows the advice.
     """
 
     serves_late: ClassVar[bool] = False
@@ -99,10 +105,10 @@ class Autoscaled:
         self._every_s = every_s
         self._until_s = until_s
         self._follow = follow
-        self._at = self._every_s  # of the next advice
+        self._at = self._every_s  # time of the next advice
         self._state = State()
         self._cluster = Cluster.of([], [])
-        self._running: dict[int, tuple[float, float]] = {}  # batch: predicted start and finish
+        self._running: dict[int, tuple[float, float]] = {}  # by batch: predicted (start, finish)
         self._busy_s = 0.0
         self._arrived = self._good = self._bad = 0
 
@@ -144,7 +150,8 @@ class Autoscaled:
         signals = Signals(
             workers=self._size,
             bad_rate=self._bad / answered if answered else 0.0,
-            idle_fraction=max(0.0, 1 - busy / self._size),  # those that went may still be busy
+            # Workers that were removed may still be busy, so more may be busy than there are.
+            idle_fraction=max(0.0, 1 - busy / self._size),
         )
         found = plan(Problem(signals, self._limits, self._state))
         advised = found.best_effort if isinstance(found, Infeasible) else found
@@ -168,7 +175,7 @@ class Autoscaled:
 
 
 def least_gpus(models: Sequence[ZooModel], rates: dict[str, list[float]]) -> np.ndarray:
-    """GPUs that are busy in each period if every batch is the largest with ℓ(b) ≤ SLO."""
+    """Return the busy GPUs in each period if every batch is the largest with ℓ(b) ≤ SLO."""
     total = np.zeros(len(next(iter(rates.values()))))
     for m in models:
         seconds, batch = largest(m)
@@ -223,7 +230,7 @@ def _bad_percent(samples: Sequence[Sample]) -> float:
 
 
 def _over_time(title: str, samples: Sequence[Sample], least: np.ndarray) -> list[Row]:
-    """A case per period."""
+    """Return the rows over time, with one case per period."""
     rows = []
     per = round(PERIOD_S / ADVICE_S)
     for i, fewest in enumerate(least):
@@ -242,7 +249,7 @@ def _over_time(title: str, samples: Sequence[Sample], least: np.ndarray) -> list
 
 
 def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
-    """As in the paper: requests, GPUs, advice and bad rate over time; a PNG per mode."""
+    """Plot requests, GPUs, advice and bad rate over time, as the paper does; a PNG per mode."""
     from matplotlib.figure import Figure
 
     titles: dict[str, dict[str, list[tuple[float, float]]]] = {}

@@ -1,14 +1,14 @@
 """How even sub-clusters are in rate and memory, against the random solver.
 
-800 models over 20 sub-clusters (and 400 over 4, the size named in Appendix A.1): variants of
-networks drawn at random, rates exponential, seeds as configurations. The random solver deals models
-out again and again, keeps the best partition within the limits, and is given ten seconds of CPU
-time in the full run (one in the quick one), as the paper gives both; ours stops when it is good
-enough. "after a change": every rate is drawn anew and at most 5 % of the models may move. The paper
-prints its figure as curves only.
+800 models are partitioned into 20 sub-clusters, and 400 into 4 (the size in Appendix A.1). Models
+are randomly drawn variants of networks, with exponential rates. Each seed is a configuration. The
+random solver draws partitions again and again, and keeps the best within the limits. It gets ten
+seconds of CPU time in a full run, and one in a quick run; the paper gives both solvers ten. Ours
+stops when the partition is good enough. "After a change": every rate is drawn anew, and at most 5 %
+of the models may move. The paper shows its figure only as curves.
 
-The paper has no memory sizes. Static ones are sizes of weights as Keras Applications lists them,
-dynamic ones up to three times that.
+The paper has no memory sizes. Static sizes here are sizes of weights as Keras Applications lists
+them. Dynamic sizes are up to three times that.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _changed(problem: partition.Problem, rng: np.random.Generator) -> partition.
         problem,
         models=tuple(replace(m, rate=float(r)) for m, r in zip(problem.models, rates, strict=True)),
         current=tuple(where[m.name] for m in problem.models),
-        max_change_cost=0.05 * len(problem.models) * 2,  # unloaded there, loaded here
+        max_change_cost=0.05 * len(problem.models) * 2,  # a move is one unload and one load
         tolerance=0.01,
     )
 
@@ -104,8 +104,10 @@ def _planned(problem: partition.Problem, limit_s: float) -> list[float]:
 def random_solver(
     problem: partition.Problem, rng: np.random.Generator, limit_s: float
 ) -> tuple[float, float]:
-    """Appendix A.2: random partitions until the time is over; the best that keeps the limits. The
-    same objective as ours. Load and memory imbalance."""
+    """Draw random partitions until the time is over (Appendix A.2).
+
+    Returns the load and memory imbalance of the best one within the limits, by our objective.
+    """
     count, parts = len(problem.models), problem.sub_clusters
     rate = np.array([m.rate for m in problem.models])
     static = np.array([m.static_mb for m in problem.models])
@@ -128,7 +130,7 @@ def random_solver(
 
 
 def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
-    """Median imbalance by solver, and the largest as a whisker."""
+    """Plot the median imbalance by solver, with the largest as a whisker."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 3.5), layout="constrained")

@@ -1,11 +1,11 @@
 """Goodput and busy GPUs against the offered load, every system.
 
-10 models with the ResNet50 profile of Table 2, SLO 100 ms, 24 GPUs, Poisson, no delays (the paper
-says "10 ResNet models" without their profiles). What to see: the goodput of a good system stays on
-top when more is offered, and the GPUs that it keeps busy grow with the load. Both objectives of
-`deferred` are shown: `consolidate` is the paper's system; `responsive`, our default, spends idle
-GPUs on latency. In the paper, at 3,000/s, the other three already keep all GPUs busy and Symphony
-20 %; above capacity Clockwork and Shepherd lose goodput, Symphony and Nexus do not.
+10 models with the ResNet50 profile of Table 2, SLO 100 ms, 24 GPUs, Poisson arrivals, no delays.
+The paper says "10 ResNet models" without their profiles. The goodput of a good system does not fall
+when more is offered, and its busy GPUs grow with the load. Both objectives of `deferred` are shown:
+`consolidate` is the paper's system, and `responsive`, our default, uses idle GPUs to reduce
+latency. In the paper, at 3,000/s, Symphony keeps 20 % of the GPUs busy, and the other three systems
+all of them. Above capacity, Clockwork and Shepherd lose goodput there; Symphony and Nexus do not.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COMPARED: dict[str, System] = {
     **SYSTEMS,
 }
 
-# In its words: Symphony "only needs 20 % of the GPUs" at 3,000/s.
+# The paper says that Symphony "only needs 20 % of the GPUs" at 3,000/s.
 PAPER = {("deferred, consolidate", 3_000.0): 20}
 
 

@@ -1,9 +1,10 @@
 """The worked example: staggered execution, and three missing requests.
 
-3 GPUs, ℓ(b) = b + 5, SLO 12, R_i arrives at 0.75 · (i − 1). Figure 4: deferred scheduling falls
-into a staggered pattern by itself. Figure 5: R13, R14 and R15 are missing. Scheduling eagerly from
-R16 on (as the paper does it: what ran before was deferred), batches shrink until requests are
-dropped; deferral lets GPUs wait a little and is back in step. Times are in the paper's units.
+3 GPUs, ℓ(b) = b + 5, SLO 12; request R_i arrives at 0.75 · (i − 1). Times are in the paper's units.
+Figure 4: deferred scheduling falls into a staggered pattern by itself. Figure 5: R13, R14 and R15
+are missing. In (a), scheduling is eager from R16 on, as in the paper; earlier batches were
+deferred. Then batches shrink until requests are dropped. In (b), deferral lets GPUs wait a little,
+and returns to the pattern.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ CLUSTER = Cluster.uniform(
 class Switch:
     """Deferred until a moment, eager from then on.
 
-    A policy only knows of its own batches, so to the second one a worker joins when the first
-    one's batch on it ends.
+    A policy only knows its own batches. So the second policy gets a worker only when the first
+    policy's batch on it has ended.
     """
 
     serves_late = False
@@ -49,7 +50,7 @@ class Switch:
     def __init__(self, first: Policy, then: Policy, at: float) -> None:
         self.policies, self.at = (first, then), at
         self.switched = False
-        self.owner: dict[str, Policy] = {}  # of the batch that runs on a worker
+        self.owner: dict[str, Policy] = {}  # by worker: the policy whose batch runs on it
         self.cluster: Cluster
 
     def _refresh(self, now: float) -> None:
@@ -88,7 +89,7 @@ class Switch:
 
 
 def simulate_example(policy: str, missing: Sequence[int], requests: int) -> Report:
-    """Run the example; `policy` is "deferred", "responsive" or "eager from R16"."""
+    """Run the example. `policy` is "deferred", "responsive" or "eager from R16"."""
     times = [GAP * (i - 1) for i in range(1, requests + 1) if i not in missing]
     paper = {"exact": True}
     made: Any
@@ -138,7 +139,7 @@ def run(quick: bool, seed: int) -> list[Row]:
 
 
 def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
-    """What each GPU ran, one panel per case."""
+    """Plot the batches of each GPU, with one panel per case."""
     from matplotlib.figure import Figure
 
     bars: dict[str, dict[str, float]] = {}

@@ -1,13 +1,14 @@
-"""Deferred beside eager over the batching effect, and beside timeouts.
+"""Deferred compared with eager over the batching effect, and with timeouts.
 
 (a) 10 models with ℓ(b) = b + β ms, SLO 2·ℓ(8), 32 GPUs: eager's goodput as a share of deferred's.
-The paper: nearly equal at β = 1 ms, falling as the batching effect grows.
+In the paper both are nearly equal at β = 1 ms, and the share falls as the batching effect grows.
 
-(b) A batch leaves a share of its model's SLO after its first request came (0 % is eager): goodput
-as a share of deferred's, for one ResNet50 (SLO 50 ms, 8 GPUs) and for the mixed zoo of Table 4 (64
-GPUs; 16 in `--quick`). The paper: with one model the best timeout equals deferred, with many it
-stays much lower. Two yardsticks: "as Algorithm 1" gathers the longest prefix that meets the head's
-deadline, as timeouts and eager do here; "default" is our `deferred`.
+(b) Timeouts: a batch starts when a share of its model's SLO has passed since its first request (0 %
+is eager). The rows have their goodput as a share of deferred's. There is one ResNet50 (SLO 50 ms, 8
+GPUs), and the mixed zoo of Table 4 (64 GPUs; 16 with `--quick`). In the paper, the best timeout
+equals deferred for one model, and is much worse for many. The share is taken of two systems. "As
+Algorithm 1" gathers the longest prefix that meets the head's deadline, as timeouts and eager do
+here. "Default" is our `deferred`.
 
 Poisson arrivals, no delays.
 """

@@ -1,16 +1,19 @@
-"""Deferred over two kinds of eager on a sample of the synthetic workloads.
+"""Deferred compared with two kinds of eager, on a sample of the synthetic workloads.
 
-The grid: a model of the 1080Ti zoo (8 to 64 copies), GPUs per model, SLO and burstiness (the shape
-of Gamma gaps), where the SLO leaves room for a batch of one twice; and the mixed zoo (35 models,
-their own SLOs) over GPUs per model and burstiness. Without delays; goodput of `deferred` over that
-of `eager`, and over that of *window drop*, the eager system of the paper's artifact
-(`benchmarks/peers/window.py`), which is probably the eager system of the figure. This program draws
-a sample of the grid, `--quick` a small one of small clusters; `python -m benchmarks symphony-fig7
---full` runs all of it, in days rather than hours.
-The paper has 5880 cases without naming which of the combinations it leaves out.
+The grid has a model of the 1080Ti zoo (8 to 64 copies), GPUs per model, SLO, and burstiness (shape
+of Gamma gaps). Its SLOs are at least twice the time of a batch of one. It also has the mixed zoo
+(35 models with their own SLOs) over GPUs per model and burstiness. There are no delays. The rows
+have the goodput of `deferred` over that of `eager`, and over that of *window drop*. This is the
+eager system of the paper's artifact (`benchmarks/peers/window.py`), and probably that of the
+figure.
 
-The paper's claims: mixtures gain 35 to 102 %; DenseNet121 at 30 ms gains 34 to 234 %; Bert (no
-batching effect) is about even; at least 0.95 "for almost all" and 1.5 for 16 % of all cases.
+This program draws a sample of the grid; with `--quick`, a small one of small clusters. `python -m
+benchmarks symphony-fig7 --full` runs the whole grid, which takes days. The paper has 5880 cases,
+and does not name the combinations that it leaves out.
+
+The paper claims gains of 35 to 102 % for mixtures, and of 34 to 234 % for DenseNet121 at 30 ms.
+Bert (no batching effect) is about even. The factor is at least 0.95 "for almost all" cases, and 1.5
+for 16 % of them.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ ASKED = [
         "at least 1.5",
         "≥",
         16,
-        "our eager refuses single requests, that of the paper's artifact whole windows of them",
+        "our eager refuses single requests; that of the paper's artifact refuses whole windows",
     ),
 ]
 MODELS = ("DenseNet121", "InceptionV3", "ResNet50V2", "VGG16", "Xception", "BERT")
@@ -59,7 +62,7 @@ EAGER = {"eager": "eager", "window drop": "benchmarks.peers:WindowEager"}
 
 
 class Case(NamedTuple):
-    """One workload of the grid; a mixture has its models' own SLOs."""
+    """One workload of the grid. A mixture has no common SLO: its models have their own."""
 
     model: str
     count: int
@@ -86,7 +89,7 @@ class Case(NamedTuple):
 
 
 def grid() -> list[Case]:
-    """Every feasible case, in a fixed order."""
+    """Return every feasible case, in a fixed order."""
     zoo = load("symphony_1080ti")
     cases = [
         Case(model, count, ratio, slo, shape)
@@ -99,13 +102,13 @@ def grid() -> list[Case]:
 
 
 def relative(case: Case, quick: bool, seed: int) -> dict[str, float]:
-    """Goodput of each kind of deferral over each kind of eager's; NaN where the latter is 0."""
+    """Return the goodput of each kind of deferral over each kind of eager; NaN if eager's is 0."""
     models = case.models
     cluster = Cluster.uniform([m.model() for m in models], case.gpus)
     bound = upper_bound(models, case.gpus)
     longest_s = max(m.model().latency_slo_s for m in models)
     warmup_s = max(0.3 if quick else 1.0, 3 * longest_s)
-    # Enough requests of each model for its 1 % to mean something.
+    # Each model needs enough requests to measure 1 % of them.
     duration_s = warmup_s + (200 if quick else 1000) * len(models) / bound
 
     def found(policy: str, kwargs: dict[str, Any]) -> float:
@@ -131,7 +134,9 @@ def relative(case: Case, quick: bool, seed: int) -> dict[str, float]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--full", action="store_true", help="every case, in days")
+    parser.add_argument(
+        "--full", action="store_true", help="run every case of the grid, which takes days"
+    )
 
 
 def run(quick: bool, seed: int, full: bool = False) -> list[Row]:
@@ -169,7 +174,7 @@ def _rows(cases: Sequence[Case], of: int, quick: bool, seed: int) -> list[Row]:
 
 
 def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
-    """Figure 7(d): the distribution over all cases."""
+    """Plot Figure 7(d): the distribution over all cases."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.2), layout="constrained")

@@ -1,16 +1,17 @@
 """The model zoos on 64 emulated GPUs, every system.
 
-*Mixed* is every model of Table 3 (1080Ti) or Table 4 (A100), *strong* those with β/α > 2, *weak*
-those below. Equal rates, Poisson, no delays; goodput is the largest total rate at which no model
-has more than 1 % of bad requests. `--quick` runs the 1080Ti only. The paper's claim is the line
-"over best peer": 2.0 to 2.4 times the baselines when mixed, 3.5 (1080Ti) and 5.7 (A100) times when
-strong, 1.23 and 1.10 times when weak.
+*Mixed* has every model of Table 3 (1080Ti) or Table 4 (A100), *strong* those with β/α > 2, *weak*
+those below. Rates are equal, arrivals Poisson, and there are no delays. Goodput is the largest
+total rate at which no model has more than 1 % of bad requests. `--quick` runs the 1080Ti only. The
+paper's claim is in the column "over best peer". It is 2.0 to 2.4 times the baselines when mixed,
+3.5 (1080Ti) and 5.7 (A100) times when strong, and 1.23 and 1.10 times when weak.
 
-"No more than" bounds every system: all GPUs busy, each model in the largest batch with ℓ(b) ≤ SLO.
-Where a peer exceeds half of it, nobody can be twice as good as that peer. Eager is no peer of the
-paper's, but it shows that central scheduling without any cleverness comes close to the bound on a
-mixed zoo: Clockwork and Shepherd are slower here by their own rules (commitment, largest first),
-and Nexus, which owes each model a cycle of two batches, by partitioning.
+"No more than" is an upper bound for every system: all GPUs are busy, and each model has the largest
+batch with ℓ(b) ≤ SLO. If a peer exceeds half of the bound, no system can be twice as good. Eager is
+not one of the paper's peers. It shows that simple central scheduling comes close to the bound on a
+mixed zoo. Clockwork and Shepherd are slower because of their rules: Clockwork commits early, and
+Shepherd takes the largest batch first. Nexus loses by partitioning the GPUs, as it owes each model
+a cycle of two batches.
 """
 
 from __future__ import annotations
@@ -33,42 +34,42 @@ ASKED = [
         "over best peer",
         "≥",
         2.0,
-        "our peers have no overheads: no scheduler can exceed 1.68 here",
+        "our peers have no overheads, and no scheduler can exceed 1.68 × here",
     ),
     (
         "1080Ti, strong* · deferred",
         "over best peer",
         "≥",
         3.5,
-        "our peers have no overheads: no scheduler can exceed 1.52 here",
+        "our peers have no overheads, and no scheduler can exceed 1.52 × here",
     ),
     (
         "1080Ti, weak* · deferred",
         "over best peer",
         "≥",
         1.23,
-        "our peers have no overheads: no scheduler can exceed 1.13 here",
+        "our peers have no overheads, and no scheduler can exceed 1.13 × here",
     ),
     (
         "A100, mixed* · deferred",
         "over best peer",
         "≥",
         2.0,
-        "our peers have no overheads: no scheduler can exceed 2.22 here",
+        "our peers have no overheads, and no scheduler can exceed 2.22 × here",
     ),
     (
         "A100, strong* · deferred",
         "over best peer",
         "≥",
         5.7,
-        "our peers have no overheads: no scheduler can exceed 2.24 here",
+        "our peers have no overheads, and no scheduler can exceed 2.24 × here",
     ),
     (
         "A100, weak* · deferred",
         "over best peer",
         "≥",
         1.1,
-        "our peers have no overheads: no scheduler can exceed 1.06 here",
+        "our peers have no overheads, and no scheduler can exceed 1.06 × here",
     ),
 ]
 GPUS = 64
@@ -91,13 +92,14 @@ COMPARED: dict[str, System] = {
 
 
 def upper_bound(models: Sequence[ZooModel], gpus: int) -> float:
-    """Requests per second with equal rates that no scheduler can exceed."""
-    per_round = sum(seconds / batch for seconds, batch in map(largest, models))  # of GPUs
+    """Return the requests per second, at equal rates, that no scheduler can exceed."""
+    # GPU seconds for one request of every model
+    per_round = sum(seconds / batch for seconds, batch in map(largest, models))
     return gpus * len(models) / per_round
 
 
 def largest(zoo_model: ZooModel) -> tuple[float, int]:
-    """Latency in seconds and size of the largest batch with ℓ(b) ≤ SLO."""
+    """Return the latency (seconds) and the size of the largest batch with ℓ(b) ≤ SLO."""
     model = zoo_model.model()
     profile = model.variants[0].profiles["default"]
     batch = profile.max_batch_within(model.latency_slo_s + 1e-9)
@@ -147,7 +149,7 @@ def run(quick: bool, seed: int) -> list[Row]:
 
 
 def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
-    """Grouped bars: a group per setting, a bar per system."""
+    """Plot grouped bars: a group per setting, a bar per system."""
     from matplotlib.figure import Figure
 
     groups: dict[str, dict[str, float]] = {}

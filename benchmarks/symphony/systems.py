@@ -1,4 +1,4 @@
-"""The systems that Symphony §5 compares, at equal delays, and what its programs share."""
+"""The systems that Symphony §5 compares, and code that the programs of this folder share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ray_slo.simulation import GoodputResult, Report, Workload, goodput_search, 
 System = tuple[str, dict[str, Any]]
 
 ROUGHLY = 0.03
-"""Tolerance of the first step of `search`."""
+"""Tolerance of the first, rough step of `search`."""
 
 SYSTEMS: dict[str, System] = {
     "deferred": ("deferred", {}),
@@ -21,17 +21,17 @@ SYSTEMS: dict[str, System] = {
     "Nexus, 8 frontends": ("benchmarks.peers:Nexus", {"frontends": 8}),
     "Shepherd": ("flex", {"exact": True}),
 }
-"""By name: policy and arguments. "deferred" is our default; the paper's system is Symphony.
+"""Policy and arguments by name. "deferred" is our default; the paper's system is called Symphony.
 
-Shepherd is its Algorithms 1 and 2 as they are printed, which is what Symphony compared with; `flex`
-by default gathers the largest set that can be served together, and does better.
+"Shepherd" is Algorithms 1 and 2 as SHEPHERD prints them, which Symphony compared with. By default,
+`flex` gathers the largest batch that can be served together instead, and does better.
 """
 
 
 def alike(
     profile: LatencyProfile, slo_s: float, models: int, gpus: int, name: str = "m{}"
 ) -> Cluster:
-    """Models that differ in their names only."""
+    """Return a cluster of models that differ only in their names."""
     names = [name.format(i) for i in range(models)]
     each = [Model(n, slo_s, (Variant(n, {"default": profile}),)) for n in names]
     return Cluster.uniform(each, gpus)
@@ -40,7 +40,7 @@ def alike(
 def goodput(
     system: System, cluster: Cluster, workload: Workload, *, growth: float = 1.3, **options: Any
 ) -> GoodputResult:
-    """The largest rate at which every model's bad rate is at most 1 %; options as in `search`."""
+    """Find the largest rate at which every model has at most 1 % bad requests (see `search`)."""
     return search(lambda: make_policy(*system), cluster, workload, growth=growth, **options)
 
 
@@ -57,8 +57,10 @@ def search(
     seed: int,
     **simulate_kwargs: Any,
 ) -> GoodputResult:
-    """`goodput_search` in two steps where it is to be precise: runs of a tenth of the length find
-    about where the rate lies, which halves the time that it takes."""
+    """Call `goodput_search`, in two steps if the tolerance is small.
+
+    The first step finds the rate roughly, with runs of a tenth of the length. This halves the time.
+    """
 
     def found(duration_s: float, **kwargs: Any) -> GoodputResult:
         return goodput_search(
@@ -81,5 +83,5 @@ def search(
 
 
 def run_at(system: System, cluster: Cluster, workload: Workload, **options: Any) -> Report:
-    """One run of a system; options of `simulate`."""
+    """Run a system once, with options of `simulate`."""
     return simulate(make_policy(*system), cluster, workload, **options)

@@ -1,13 +1,15 @@
 """One model on 8 GPUs: goodput and batch sizes of every system, and overload.
 
-Poisson arrivals, no delays, a system's default configuration throughout. *Goodput*: the largest
-rate at which at most 1 % of the requests are bad; *batch*: the median over requests at that rate
-(Figure 1 in the paper). *At 1.5× bound* and the like: requests answered in time per second when
-that multiple of the staggered bound is offered; "of bound" is the least of them as a share of it.
+Poisson arrivals, no delays; every system has its default configuration. *Goodput*: the largest rate
+at which at most 1 % of the requests are bad. *Batch*: the median over requests at that rate (Figure
+1 in the paper). *At 1.5× bound* and the like: requests answered in time per second, when the
+offered rate is 1.5 times the staggered bound. "Of bound" is the least of these, as a share of the
+bound.
 
-The paper measures real systems, ours are their scheduling rules alone. Clockwork is shown with its
-published constants, 10 ms ahead and 5 ms before the deadline, and with either taken away: they
-decide its goodput. In overload it does better than in the paper, whose scheduler is slow.
+The paper measures real systems; ours are only their scheduling rules. Clockwork's goodput depends
+on two published constants: it schedules 10 ms ahead, and keeps 5 ms before the deadline. It is
+shown with both, and without each. In overload it does better than in the paper, whose scheduler is
+slow.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Model zoos of the papers: `load("symphony_a100")`. Sources in `README.md`."""
+"""Model zoos of the papers, as in `load("symphony_a100")`. `README.md` names their sources."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class ZooModel:
     """One line of a zoo: ℓ(b) = alpha_ms · b + beta_ms.
 
     Attributes:
-        slo_ms: latency SLO, where the paper gives each model its own.
-        exit_points: places at which a running batch can be preempted, where known.
+        slo_ms: latency SLO, if the paper gives one per model.
+        exit_points: number of places at which a running batch can be preempted, if known.
     """
 
     name: str
@@ -28,7 +28,7 @@ class ZooModel:
 
     @property
     def batching_effect(self) -> float:
-        """β/α: how much a large batch saves."""
+        """β/α: how much a larger batch saves."""
         return self.beta_ms / self.alpha_ms
 
     def model(
@@ -39,7 +39,7 @@ class ZooModel:
         hardware: str = "default",
         max_batch_size: int = 128,
     ) -> Model:
-        """As a model with one variant, both named `name` (its own name by default).
+        """Return a model with one variant, both named `name` (by default as in the zoo).
 
         Raises:
             ValueError: neither the zoo nor the caller gives an SLO.
@@ -52,10 +52,10 @@ class ZooModel:
 
 
 def load(zoo: str) -> dict[str, ZooModel]:
-    """The models of a zoo by name, in the paper's order.
+    """Return the models of a zoo by name, in the paper's order.
 
     Raises:
-        ValueError: no zoo of this name.
+        ValueError: there is no zoo of this name.
     """
     if zoo not in ZOOS:
         raise ValueError(f"zoo must be one of {', '.join(ZOOS)}, got {zoo!r}")

@@ -181,7 +181,7 @@ def test_the_report_begins_with_what_failed(tmp_path, monkeypatch, capsys):
         suite.run(False, 0, tiny=True, minutes=1, folder=tmp_path)
     assert list(failed.value.complaints) == ["memory: gone"]
     text = (tmp_path / "report.md").read_text()
-    assert text.startswith("# this CPU, tiny networks\n\nAll that is to be measured on a GPU")
+    assert text.startswith("# this CPU, tiny networks\n\nAll measurements for a GPU")
     assert text.index("**failed:** memory: gone") < text.index("| a | 1.5<br>paper 2 |")
     assert "report.md" in capsys.readouterr().out
 
