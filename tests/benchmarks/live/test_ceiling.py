@@ -1,4 +1,4 @@
-"""The part of `live-ceiling` that needs no Ray: a client that plays the frontend and the workers."""
+"""The part of `live-ceiling` that needs no Ray: a client that plays frontend and workers."""
 
 import asyncio
 

@@ -71,5 +71,5 @@ def test_serve_need_not_wait_for_clients_to_leave():
 
     from ray_slo.serve.ray_private.http_head import UNWATCHED
 
-    assert parse_disconnect_disabled_header(dict([UNWATCHED]))
+    assert parse_disconnect_disabled_header({UNWATCHED[0]: UNWATCHED[1]})
     assert not parse_disconnect_disabled_header({})
