@@ -73,8 +73,8 @@ def plan(problem: loki.Problem, last: loki.Plan | None = None) -> loki.Plan | In
     freed_plan = freed.best_effort if isinstance(freed, Infeasible) else freed
     if freed_plan.shed_share < _NOTHING:
         reason = (
-            f"one request makes more child requests than {problem.workers} workers serve in the "
-            "time that the SLO leaves for their tasks"
+            f"what one request makes is more than {problem.workers} workers take in the time that "
+            "the SLO leaves its tasks"
         )
         return Infeasible(reason, freed_plan, made.proven)
     alone = replace(problem, waiting_factor=1.0, fits_alone=False)

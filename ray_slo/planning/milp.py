@@ -345,8 +345,8 @@ def _gurobi(
     except gp.GurobiError as error:
         rows_, columns = program.matrix.shape
         raise ValueError(
-            f"Gurobi refuses this program ({columns} variables, {rows_} rows; its pip licence "
-            f"allows {GUROBI_PIP_LIMIT} of each): {error}"
+            f"Gurobi does not take this model ({columns} variables, {rows_} rows; its pip licence "
+            f"takes {GUROBI_PIP_LIMIT} of each): {error}"
         ) from error
 
 

@@ -118,7 +118,7 @@ def most_accurate_first(
     of_task = _by_task(children, workers)
     left = {w.id: w.capacity for members in of_task.values() for w in members}
     if len(left) < sum(map(len, of_task.values())):
-        raise ValueError("workers must have different ids")
+        raise ValueError("workers must have ids of their own")
     incoming = dict.fromkeys(left, 0.0)
     unrouted = dict.fromkeys(of_task, 0.0)
     slots = {task: _slots(members) for task, members in of_task.items()}

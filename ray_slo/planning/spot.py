@@ -264,7 +264,7 @@ def _make_plan(
     )
     large = int(t.sizes[reach - 1]) if reach else 0
     because = {
-        "capacity": "all instances together serve no more",
+        "capacity": "all of them together serve no more",
         "interruptions": "more would be lost when instances are interrupted",
         "large requests": "on-demand instances alone serve no more of the large requests",
     }[limit]

@@ -57,7 +57,7 @@ def _open(path: Path) -> _File:
     except (pa.ArrowException, OSError, KeyError, UnicodeDecodeError) as error:
         if isinstance(error, FileNotFoundError):
             raise
-        raise ValueError(f"{path}: not a decision log, or truncated: {error}") from None
+        raise ValueError(f"{path}: no decision log, or cut short: {error}") from None
     return _File(path, about["scheduler"], about["sequence"], found)
 
 
@@ -107,7 +107,7 @@ def read(path: str | Path) -> list[Life]:
     path = Path(path)
     paths = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
     if not paths:
-        raise ValueError(f"{path}: no decision log here: there is no file *{SUFFIX}")
+        raise ValueError(f"{path}: no decision log here: no file *{SUFFIX}")
     if not path.exists():
         raise FileNotFoundError(2, "no such decision log", str(path))
     files = sorted((_open(p) for p in paths), key=lambda f: (f.scheduler, f.sequence))

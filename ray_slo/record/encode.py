@@ -139,7 +139,7 @@ class Encoder:
         elif name == "solved":
             self._row(i, now, "solved", detail=json.dumps([_answer(a) for a in args[0]]))
         else:
-            raise ValueError(f"{name!r} is not an event of a policy")
+            raise ValueError(f"{name!r} is no event of a policy")
 
     def _action(self, i: int, now: float, action: Action) -> None:
         if isinstance(action, Dispatch):

@@ -237,7 +237,7 @@ def read(path: str | Path) -> list[Planner]:
                 about = about_file(file_path, file.schema_arrow, PLANS)
                 files.append((about["scheduler"], about["sequence"], file.read().to_pylist()))
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"{file_path}: not a plan log, or truncated: {error}") from None
+            raise ValueError(f"{file_path}: no plan log, or cut short: {error}") from None
     found: list[Planner] = []
     for name, _, rows in sorted(files, key=lambda file: file[:2]):
         for row in rows:

@@ -255,5 +255,5 @@ def about_file(path: Path, schema: Any, kind: Table = DECISIONS) -> dict[str, An
     """
     about: dict[str, Any] = json.loads((schema.metadata or {}).get(_METADATA, b"{}"))
     if (found := about.get("format")) != kind.format:
-        raise ValueError(f"{path}: not a log: format must be {kind.format!r}, got {found!r}")
+        raise ValueError(f"{path}: no decision log: format must be {kind.format!r}, got {found!r}")
     return about

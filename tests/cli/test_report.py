@@ -326,7 +326,7 @@ def test_what_is_no_source(tmp_path):
         (tmp_path / "none", "No such file or folder"),
         (tmp_path / "empty", "neither a decision log"),
         (tmp_path, "not a bench run: 'slo_ms'"),
-        (tmp_path / "requests.csv", "not a decision log, or truncated"),
+        (tmp_path / "requests.csv", "no decision log, or cut short"),
         (tmp_path / "text.npz", "not a report file"),
     ):
         shown = CliRunner().invoke(app, ["report", str(what), "--out", str(tmp_path / "x.html")])

@@ -175,7 +175,7 @@ def test_the_tables_of_a_plan_serve_its_demand(share):
         ({"a": None, "b": None}, [], 1.0, "parents must be a tree"),
         (CHAIN, [], -1.0, "demand must be at least 0, got -1"),
         (CHAIN, [Worker("x", "z", 90.0, 1.0, 0.01)], 1.0, "task of worker 'x' must be one of"),
-        (CHAIN, [Worker("x", t, 90.0, 1.0, 0.01) for t in "ab"], 1.0, "different ids"),
+        (CHAIN, [Worker("x", t, 90.0, 1.0, 0.01) for t in "ab"], 1.0, "ids of their own"),
     ],
 )
 def test_bad_input(parents, workers, demand, message):

@@ -97,7 +97,7 @@ def test_what_is_written_is_read(tmp_path):
         decision_log.read(tmp_path)
     assert read(tmp_path / "elsewhere") == []
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(ValueError, match=r"\.plans\.parquet: not a plan log, or truncated"):
+    with pytest.raises(ValueError, match=r"\.plans\.parquet: no plan log, or cut short"):
         read(tmp_path)
 
 

@@ -279,9 +279,9 @@ def test_broken_files_are_named(tmp_path):
         broken = tmp_path / text / path.name
         broken.parent.mkdir()
         broken.write_bytes(kept)
-        with pytest.raises(ValueError, match=rf"{text}/{path.name}: not a decision log, or truncated"):
+        with pytest.raises(ValueError, match=rf"{text}/{path.name}: no decision log, or cut short"):
             read(broken)
-        with pytest.raises(ValueError, match="truncated"):
+        with pytest.raises(ValueError, match="cut short"):
             read(broken.parent)
     other = tmp_path / "numbers.parquet"
     pq.write_table(pa.table({"x": [1]}), other)

@@ -99,7 +99,7 @@ def choose(problem: Problem) -> dict[str, str]:
             if len(named) > 1:
                 raise ValueError(
                     f"group_of: {missing[0]!r} is used together with models of the groups "
-                    f"{', '.join(sorted(named))}; name its group too"
+                    f"{', '.join(sorted(named))}; name its group, too"
                 )
             if not named:
                 free.append(unit)

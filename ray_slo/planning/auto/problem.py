@@ -267,7 +267,7 @@ class Problem:
         tree_of_task({tree.name: tree for tree in self.trees})
         variants = [variant.name for model in self.models for variant in model.variants]
         if twice := sorted({name for name in variants if variants.count(name) > 1}):
-            raise ValueError(f"variants must have different names, got {twice[0]!r} twice")
+            raise ValueError(f"variants must have names of their own, got {twice[0]!r} twice")
 
     def _check_variants(self) -> None:
         kinds = [kind.name for kind in self.kinds]

@@ -197,7 +197,7 @@ def _best_effort(problem: Problem, proven: bool) -> Infeasible[Plan]:
     if least is None:
         reason = _NO_PLAN
         if solution.status == "infeasible":
-            reason = f"the least numbers of workers are more than {_limits(problem)} allow"
+            reason = f"the fewest workers that must be there are more than {_limits(problem)} allow"
         return Infeasible(reason, _nothing(problem), solution.status == "infeasible")
     shares = {stream: share * (1 - EPS) for stream, share in least.unpriced.served.items()}
     better, _ = _solved(problem, least.limits, "share", "accuracy", served=shares)
@@ -238,7 +238,7 @@ def _reason(problem: Problem, best: Plan) -> str:
 def _limits(problem: Problem) -> str:
     if problem.present is not None:
         counts = [f"{n} {kind}" for kind, n in problem.present.items()]
-        limits = [f"the present workers ({', '.join(counts) or 'none'})"]
+        limits = [f"the workers that are there ({', '.join(counts) or 'none'})"]
     else:
         limits = [", ".join(f"{kind.max_workers} {kind.name}" for kind in problem.kinds)]
         if problem.budget_per_hour is not None:

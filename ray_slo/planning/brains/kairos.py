@@ -227,7 +227,7 @@ def solve(job: Job) -> Solved:
         float(bounds[chosen]),
         attained,
         f"{_text(mine)} at {cost[chosen]:.4g} per hour, of {problem.budget_per_hour:g}: {why}. "
-        f"Its bound is {bounds[chosen]:.4g} req/s; it should sustain {attained:.0%} of that.",
+        f"At most {bounds[chosen]:.4g} req/s, {attained:.0%} of that is taken for sustained.",
         shortfall,
         evaluated,
     )
@@ -251,7 +251,7 @@ def _most(
             if chosen is not None:
                 attained = min(found.throughput / float(bounds[chosen]), 1.0)
                 why = f"{found.throughput:.4g} req/s in the simulator, the most of "
-                why += f"{len(found.evaluated)} configurations that were tried"
+                why += f"{len(found.evaluated)} that were tried"
                 return chosen, why, attained, len(found.evaluated)
     planned = kairos.plan(job.problem, job.args.bound)
     if not isinstance(planned, Infeasible):

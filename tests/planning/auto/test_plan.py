@@ -214,7 +214,7 @@ def test_shares_are_fair_where_not_all_can_be_served():
     demand = {s: Demand(300.0) for s in photo().streams}
     made = auto.plan(photo(present={"gpu": 0, "cpu": 1}, demand=demand))
     assert isinstance(made, Infeasible)
-    assert "the present workers (0 gpu, 1 cpu)" in made.reason
+    assert "the workers that are there (0 gpu, 1 cpu)" in made.reason
     shares = list(made.best_effort.served.values())
     assert max(shares) - min(shares) < 1e-3
     assert 0 < made.best_effort.bad_rate < 1
@@ -294,6 +294,6 @@ def test_room_for_bursts_is_left():
     assert tight.bad_rate > 0.01
     made = auto.plan(replace(alone, present=tight.workers))
     assert isinstance(made, Infeasible)
-    assert "no room for bursts with the present workers" in made.reason
+    assert "no room for bursts with the workers that are there" in made.reason
     assert set(made.best_effort.served.values()) == {1.0}
     assert made.best_effort.bad_rate <= tight.bad_rate

@@ -58,5 +58,5 @@ def test_wrong_parts_are_named():
     with pytest.raises(ValueError, match="rate of a demand must be at least 0"):
         Demand(-1.0)
     v = Variant("v", 100.0, {})
-    with pytest.raises(ValueError, match="variants must have different names, got 'v' twice"):
+    with pytest.raises(ValueError, match="variants must have names of their own, got 'v' twice"):
         photo(models=(*photo().models, Model("a", (v,)), Model("b", (v,))))
