@@ -50,11 +50,13 @@ class Header(NamedTuple):
     """A request header.
 
     Attributes:
-        said_by: who sets it. A proxy drops headers of a client that only our proxies may set.
-        means: meaning, for the OpenAPI document.
-        per_s: units per second, if it is a time; 0 for others.
+        said_by: who sets it: the client, the admission control in a proxy ("door"), or the part of
+            a proxy that sends requests again ("failover"). Proxies remove headers of a client that
+            only ray-slo's proxies may set.
+        means: meaning of the header, for the OpenAPI document.
+        per_s: units per second, if the value is a time. 0 for other values.
         most: the largest value, in its unit.
-        unit: its unit, for messages.
+        unit: unit of the value, for messages.
     """
 
     name: str
@@ -103,7 +105,7 @@ _SAID_BY = {key: header.said_by for key, header in _BY_KEY.items()}
 _TIMES = {key: header.name for key, header in _BY_KEY.items() if header.per_s}
 _LONGEST_NUMBER = 32  # characters
 _LONGEST_CLASS = 100  # characters, as for all names
-_LEAST_MS = 1.0  # means a deadline that has passed: 0 would be refused as an invalid SLO
+_LEAST_MS = 1.0  # stands for a deadline that has passed, because 0 would be an invalid SLO
 
 
 # -- headers -----------------------------------------------------------------------------------
@@ -117,7 +119,7 @@ class TimeLimits:
     Args:
         headers: pairs of text or bytes, names in small letters; other headers are ignored.
         strict: refuse a bad value; otherwise it counts as absent.
-        proxied: whether a proxy of ours passed the request on, so that the client did not set
+        proxied: whether a proxy of ray-slo passed the request on. Then the client did not set
             `x-slo-timeout-ms`.
     """
 
@@ -250,14 +252,19 @@ def tightest(*times: float | None) -> float | None:
 
 
 def without(headers: Iterable[tuple[Any, Any]], *said_by: str) -> list[tuple[Any, Any]]:
-    """Headers without those that only a proxy of ours may set: a client's value is not trusted."""
+    """Return the headers without those that only ray-slo's proxies may set. A client's values for
+    these are not trusted.
+
+    Args:
+        said_by: the setters whose headers are removed: "door" or "failover".
+    """
     return [pair for pair in headers if _SAID_BY.get(pair[0]) not in said_by]
 
 
 def spent(
     headers: Iterable[tuple[Any, Any]], spent_s: float, other_s: float | None = None
 ) -> list[tuple[Any, Any]]:
-    """A request's headers as a frontend should see them.
+    """Return a request's headers for a frontend.
 
     Times are reduced by the time spent. `x-request-timeout-seconds`, which Serve acts upon, becomes
     `x-slo-timeout-ms`. A bad value is unchanged: the reader reports it.
@@ -337,7 +344,7 @@ def deadline_scope(latency_ms: float | HasHeaders | None) -> Iterator[None]:
 
 
 def note_headers(headers: Iterable[tuple[Any, Any]]) -> None:
-    """The current context belongs to an HTTP request with these headers."""
+    """Note that the current context belongs to an HTTP request with these headers."""
     _limit.set(_limit_of(headers))
 
 

@@ -154,8 +154,8 @@ class Frontend:
 
     async def _http(self, request: HttpRequest, arrival: float) -> Response:
         try:
-            # This answer has no capacity for our door. So the door does not know the page's path,
-            # and admits requests to it, also under overload.
+            # This answer has no capacity header for the door. So the door does not know the page's
+            # path, and admits requests to it, also in overload.
             if self._page is not None and (
                 page := await self._page.answer(request, _path(request))
             ):
@@ -166,7 +166,7 @@ class Frontend:
         except Exception as error:
             logger.exception("request failed")
             response = JSONResponse(error_body(error, self._spec.error_details), status_code=500)
-        if WHOLE_HEADER in request.headers:  # to our own door in Serve's proxy
+        if WHOLE_HEADER in request.headers:  # the answer goes through the door in Serve's proxy
             response.headers[CAPACITY_HEADER] = self._intake.capacity_said(
                 _path(request), request.headers.get(CLASS_HEADER)
             )
@@ -219,7 +219,7 @@ class Frontend:
             grpc.fail(grpc_context, error, self._spec.error_details)
             return InferReply()
         finally:
-            if ATTEMPT_HEADER in headers:  # to our own door in Serve's proxy
+            if ATTEMPT_HEADER in headers:  # the answer goes through the door in Serve's proxy
                 capacity = (
                     CAPACITY_HEADER,
                     intake.capacity_said(request.model, headers.get(CLASS_HEADER)),

@@ -265,11 +265,11 @@ class Intake:
     def _has_preprocess(self, model: str) -> bool:
         return self._entries[model] in self._hooks.preprocess
 
-    # -- the doors -------------------------------------------------------------------------
+    # -- admission -------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
     async def admitted(self, asked: Asked) -> AsyncIterator[None]:
-        """Inside, a request is admitted.
+        """Wait until a request is admitted. It leaves the door at the end of the context.
 
         Raises:
             RefusedEarly: it would be late.
@@ -288,16 +288,16 @@ class Intake:
             self._door.leave(ticket)
 
     def heed_proxy(self, headers: Mapping[str, str], asked: Asked) -> None:
-        """Use what our door in Serve's proxy wrote into a request."""
+        """Use the headers that the door in Serve's proxy wrote into a request."""
         ATTEMPT.set(headers.get(ATTEMPT_HEADER, ""))
         said = headers.get(REFUSED_HEADER, "")
         if self._has_door_before and said.isdecimal() and len(said) < _DIGITS:
             self._refuse(asked, "door", int(said))
 
     def capacity_said(self, path: str, slo_class: str | None = None) -> str:
-        """For our door in Serve's proxy: requests/s that the workers can serve for this path, its
-        SLO in milliseconds, the number of requests that all frontends keep, and the largest body
-        and JSON body in bytes."""
+        """Return the capacity header for the door in Serve's proxy. It has the requests/s that the
+        workers can serve for this path, its SLO in milliseconds, the number of requests that all
+        frontends keep, and the largest sizes of a body and of a JSON body in bytes."""
         name = path if path in self._trees else next(iter(self._trees))
         tree = self._trees[name]
         slo_ms = 1e3 * tree.slos_s.get(slo_class or DEFAULT_CLASS, tree.slo_s)
@@ -308,7 +308,7 @@ class Intake:
         return f"{rate:.6g};{slo_ms:.6g};{most};{sizes}"
 
     def _refuse(self, asked: Asked, reason: str, count: int = 1) -> None:
-        """Refuse requests at a door; they count as demand."""
+        """Note that a door refused requests. They count as demand."""
         self._unanswered(asked.stream, "refused", reason, count)
         self._refused(asked.stream, count)
 

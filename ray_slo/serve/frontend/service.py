@@ -105,7 +105,7 @@ class Service:
         return answer
 
     def turned_away(self, stream: str, count: int) -> None:
-        """Requests were refused at a door; they count as demand."""
+        """Note that a door refused requests. They count as demand."""
         self._arrived(stream, count)
         self._bad(stream, count)
 

@@ -53,7 +53,7 @@ class Surroundings:
             the frontend itself.
         states: Serve's view of an application's workers. Blocks.
         ended_itself: the note that a worker wrote when it ended itself; empty if there is none.
-        has_door_before: whether Serve's proxy has a door of ours.
+        has_door_before: whether Serve's proxy, or HAProxy, has a door.
         demand: gets the requests; default: the planner, if there is one.
     """
 

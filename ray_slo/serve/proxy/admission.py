@@ -1,4 +1,5 @@
-"""The door in Serve's proxy, for HTTP: requests wait there before they cost anything.
+"""The admission control in Serve's proxy (the door), for HTTP. Requests wait here before they cost
+anything.
 
 Small bodies are read here. So a slow client occupies no frontend, and a busy proxy does not look
 like a slow client.
@@ -57,10 +58,10 @@ class AdmissionMiddleware:
             return
         lingering = _Lingering(scope, receive, send)
         await self._answer(scope, lingering.receive, lingering.send, num_bytes)
-        await lingering.finish()  # it has left the door, and no other request waits for it
+        await lingering.finish()  # the request has left the door, so no other one waits for it
 
     async def _answer(self, scope: Any, receive: Any, send: Any, num_bytes: int | None) -> None:
-        """Let a request wait at the door, and then be answered.
+        """Let a request wait for admission, and then be answered.
 
         Args:
             num_bytes: declared size of the body.
@@ -97,8 +98,9 @@ class AdmissionMiddleware:
             self._door.leave(ticket)
 
     def _watched(self, send: Any, place: tuple[str, str], ticket: Ticket) -> Any:
-        """`send` without the frontend's capacity header, which is not for the client. The request
-        leaves the door before its answer ends: the client's next request must not find it there."""
+        """Return `send` without the frontend's capacity header, which is not for the client. The
+        request leaves the door just before the end of its answer, so that the client's next request
+        does not find it there."""
         let_in = time.monotonic()
 
         async def watched(message: Any) -> None:

@@ -198,7 +198,7 @@ class Failover:
             if spent_s <= WAITED_S:
                 spent_s = 0.0
             if budget_s is not None and spent_s >= budget_s:
-                raise lost() if i else Expired("its deadline passed while it waited at the door")
+                raise lost() if i else Expired("its deadline passed while it waited for admission")
             refused = self._door.refused_before(place)
             attempt = Attempt(call.context, spent_s, call.slo_s, refused, call.attempt)
             left_s = None if limit_s is None else limit_s - spent_s

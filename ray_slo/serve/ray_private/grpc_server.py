@@ -36,7 +36,7 @@ def bound_messages(max_bytes: int) -> None:
     thousand calls at a time.
 
     Serve accepts 2 GiB, or the value of `RAY_SERVE_GRPC_MAX_MESSAGE_SIZE` in both directions. gRPC
-    cancels calls at random if more than a thousand are unprocessed. Our door chooses by deadline,
+    cancels calls at random if more than a thousand are unprocessed. The door chooses by deadline,
     and gives the reason.
     """
     from ray.serve._private import grpc_util
