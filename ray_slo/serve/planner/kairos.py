@@ -1,5 +1,5 @@
-"""The planners `kairos` and `kairos_plus`: how many workers of which instance type there are, under
-a budget (Kairos §5.2)."""
+"""The planners `kairos` and `kairos_plus`. They decide the number of workers of each instance type
+within a budget (Kairos §5.2)."""
 
 from __future__ import annotations
 
@@ -114,12 +114,13 @@ class Kairos(PlannerPlugin):
 
 
 class KairosPlus(Kairos):
-    """Also simulates its candidates."""
+    """The planner `kairos_plus`, which also simulates its candidates."""
 
     simulates = True
 
 
 def _sustained(policy: Callable[[], Policy], model: str) -> Sustained:
-    from ray_slo.simulation.sustained import sustained  # only one planner simulates
+    # The import is late, because only few planners simulate.
+    from ray_slo.simulation.sustained import sustained
 
     return functools.partial(sustained, policy, model)

@@ -1,9 +1,9 @@
-"""Read what HAProxy wrote into a request, in the ingress replicas to which HAProxy sends it.
+"""Reads the headers that HAProxy wrote into a request, in the ingress replicas behind HAProxy.
 
-HAProxy writes when it got a request, and the SLO counts from then. In the meantime the body may
+HAProxy writes the time when it got a request, and the SLO counts from then. Meanwhile the body may
 have arrived slowly, or another frontend may have died with the request. HAProxy also gives the
 request an id. If the request's hooks ran when a frontend ended, the next frontend does not run it.
-A client may write the same headers, so they count only if HAProxy has our rules.
+A client may write the same headers, so they count only if HAProxy has the rules of ray-slo.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _ARRIVED, _ATTEMPT = ARRIVED_HEADER.encode(), ATTEMPT_HEADER.encode()
 
 
 class DirectMiddleware:
-    """Tells the frontend of this process when a request came and when its client gives up; refuses
-    a request that may have ended another frontend."""
+    """Gives the frontend of this process the time when a request came, and the time when its client
+    gives up. Refuses a request that may have ended another frontend."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -36,7 +36,7 @@ class DirectMiddleware:
             return
         headers = scope["headers"] if self._believes else without(scope["headers"], "failover")
         said = dict(headers)
-        # Otherwise Serve would answer 408 without the reason, which the frontend gives.
+        # Otherwise Serve would answer 408 without a reason. The frontend's answer has one.
         scope = {**scope, "headers": spent(headers, 0.0)}
         if self._believes and (arrived := said.get(_ARRIVED)) is not None:
             now, here = time.monotonic(), scope.get(ARRIVAL)
@@ -51,7 +51,8 @@ class DirectMiddleware:
 
 
 def before_s(metadata: Mapping[str, str]) -> float:
-    """Time since HAProxy got a gRPC call, seconds; 0 if it is unknown, or there is no HAProxy.
+    """Return the time since HAProxy got a gRPC call, in seconds. It is 0 if it is unknown, or if
+    there is no HAProxy.
 
     Raises:
         FrontendLost: the call may have ended another frontend.

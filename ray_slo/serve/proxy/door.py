@@ -40,9 +40,9 @@ class Place(NamedTuple):
 
     Attributes:
         known: capacity of its frontends.
-        slo_s: SLO of its model, seconds.
-        max_body_bytes: largest body that they accept.
-        max_json_bytes: the same for JSON.
+        slo_s: SLO of its model, in seconds.
+        max_body_bytes: largest body that the frontends accept, in bytes.
+        max_json_bytes: largest JSON body that they accept, in bytes.
     """
 
     known: Known
@@ -71,7 +71,7 @@ class ProxyDoor:
         self._door = Door()
         self._door.gate.window = _FIRST
         self._cut_at = 0.0
-        self._places: dict[Hashable, Place] = {}  # places of our applications
+        self._places: dict[Hashable, Place] = {}  # places of applications of ray-slo
         self._pioneers: dict[Ticket, Hashable] = {}
         self._first: Counter[Hashable] = Counter()  # requests on their way to unknown places
         self._news = asyncio.Event()  # set when such a place becomes known
@@ -236,7 +236,7 @@ _shared: ProxyDoor | None = None
 
 
 def shared() -> ProxyDoor:
-    """The door of this process."""
+    """Return the door of this process."""
     global _shared
     _shared = _shared or ProxyDoor()
     return _shared

@@ -37,9 +37,9 @@ class Known(NamedTuple):
     """Known capacity of the frontends and workers that will answer a request.
 
     Attributes:
-        rate: requests/s that the workers can answer; None: unknown.
-        most: number of requests that the frontends keep; None: unknown.
-        least_s: least time that a request needs from here, seconds.
+        rate: requests per second that the workers can answer. None: unknown.
+        most: number of requests that the frontends keep. None: unknown.
+        least_s: least time that a request needs from here to its answer, in seconds.
     """
 
     rate: float | None = None
@@ -254,7 +254,7 @@ class Door:
         self.gate = gate or Gate()
         self._clock = time.monotonic
         self._per_turn = per_turn
-        self._left = per_turn  # left in this turn of the loop
+        self._left = per_turn  # number of requests that may still go on in this turn of the loop
         self._turns = False
 
     async def enter(
