@@ -68,8 +68,8 @@ class Planner(AppActor):
         self.planning.close()
 
     async def worker(self, says: WorkerSays, had: str | None) -> tuple[str | None, Wanted | None]:
-        """A worker's long poll: returns as soon as its orders differ from those it `had`, or after
-        `poll_s`. None: nothing changed."""
+        """Answer a worker's long poll. Return as soon as its orders differ from those it `had`, or
+        after `poll_s`. None: nothing changed."""
         self._start()
         if says.version != self._spec.fingerprint:  # from an older release that is still draining
             await asyncio.sleep(self._pace.poll_s)
