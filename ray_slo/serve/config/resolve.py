@@ -162,7 +162,7 @@ def _policy(
     planned_by = None if planner is None else planner_class(planner.name)
     if config.all_pipelines and planner is None and name == _PIPELINE:
         raise ValueError(
-            "policy: 'pipeline' routes as a planner says, and there is none; choose another "
+            "policy: 'pipeline' needs the routes of a planner, and there is none; choose another "
             "policy, or the planner 'loki'"
         )
     if not config.all_pipelines and name == _PIPELINE:

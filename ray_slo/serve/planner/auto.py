@@ -41,8 +41,8 @@ class Auto(PlannerPlugin):
     def check(cls, config: AppConfig, planner: PlannerConfig) -> None:
         if config.policy.name == "pipeline":
             raise ValueError(
-                "policy: 'pipeline' routes as the planner 'loki' says; choose another policy, or "
-                "that planner"
+                "policy: 'pipeline' needs the routes of the planner 'loki'; choose another policy, "
+                "or that planner"
             )
         given, kinds = cls.arguments(planner.kwargs), config.kinds
         free = [kind for kind, worker in kinds.items() if worker.rented is None]
@@ -56,9 +56,9 @@ class Auto(PlannerPlugin):
             known = config.roots.get(root)
             if known is None or (slo_class and slo_class not in known.slo_classes):
                 raise ValueError(
-                    f"planner.rates: {stream!r} is none of the models and pipelines "
-                    f"{', '.join(config.roots)}{nearest(root, list(config.roots))}; a class of one "
-                    "is 'NAME@CLASS'"
+                    f"planner.rates: {stream!r} is not a model or pipeline; there are "
+                    f"{', '.join(config.roots)}{nearest(root, list(config.roots))}; name an SLO "
+                    "class as 'NAME@CLASS'"
                 )
             if not 0 < rate < math.inf:
                 raise ValueError(f"planner.rates.{stream} must be positive, got {rate}")

@@ -39,15 +39,15 @@ class Groups(PlannerPlugin):
         models, kinds = config.models, config.kinds
         if config.all_pipelines:
             raise ValueError(
-                f"planner.name: {planner.name!r} makes groups of models; the planner of a "
-                "pipeline is 'loki'"
+                f"planner.name: {planner.name!r} plans models, and cannot plan a pipeline; "
+                "choose 'loki' or 'auto'"
             )
         streams = [stream_of(m, c) for m, said in models.items() for c in ("", *said.slo_classes)]
         _check_numbers("planner.rates", planner.rates, streams)
         _check_numbers("planner.memory_mb", planner.memory_mb, models)
         if not config.groups and len(kinds) > 1:
             raise ValueError(
-                f"workers: a planner makes groups of workers that are alike, but there are "
+                f"workers: a planner makes groups of one kind of worker, but there are "
                 f"{', '.join(kinds)}; name one kind, or name groups"
             )
         room = planner.kwargs.get("memory_mb", math.inf)
@@ -171,7 +171,8 @@ class Herd(Groups):
             )
         if "memory_mb" not in planner.kwargs and planner.memory_mb:
             raise ValueError(
-                "planner.kwargs.memory_mb: with memory_mb of models, say what a worker has"
+                "planner.kwargs.memory_mb: required if models have memory_mb; give a worker's "
+                "memory in megabytes"
             )
         room = planner.kwargs.get("memory_mb", math.inf)
         for model, memory_mb in planner.memory_mb.items():
@@ -204,6 +205,6 @@ class Partition(Groups):
         most = sum(worker.first_replicas for worker in config.kinds.values())
         if not config.groups and (not isinstance(parts, int) or not 1 <= parts <= most):
             raise ValueError(
-                f"planner.kwargs.sub_clusters: say how many groups 'partition' should make, "
-                f"from 1 to {most} (workers), got {parts!r}"
+                f"planner.kwargs.sub_clusters: must be the number of groups that 'partition' "
+                f"makes, from 1 to {most} (the number of workers), got {parts!r}"
             )

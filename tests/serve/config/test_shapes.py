@@ -222,7 +222,7 @@ def test_whatever_is_wrong_with_the_code_the_field_is_named():
             args(planner={"name": "kairos", "kwargs": {"budget_per_hour": 1}}),
             "planner.name: 'kairos' plans for a model",
         ),
-        (args(policy="pipeline"), "policy: 'pipeline' routes as a planner says, and there is none"),
+        (args(policy="pipeline"), "'pipeline' needs the routes of a planner, and there is none"),
     ],
 )
 def test_mistakes_name_field_value_and_choices(wrong, says):
