@@ -217,7 +217,7 @@ def test_for_the_scheduler_there_is_no_user_code():
         (args(**FIXED, groups={"g": {}}), "groups: no group lists 'find', and there is no planner"),
         (
             args(**FIXED, groups={"g": {"models": ["find"]}, "h": {"models": ["spell"]}}),
-            "pipeline: its tasks are in the groups g, h; a group's scheduler knows how long",
+            "pipeline: its tasks are in the groups g, h; a group's scheduler does not know the lat",
         ),
         (args(planner="herd"), "planner.name: 'herd' plans models, and cannot plan a pipeline"),
         (
