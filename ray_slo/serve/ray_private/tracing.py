@@ -44,6 +44,9 @@ def set_up(name: str) -> None:
         controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
         config: Any = ray.get(controller.get_tracing_config.remote(), timeout=_CONTROLLER_S)
     except Exception as error:
-        logger.warning("Serve's controller did not send its tracing settings (%r); the environment's are used", error)
+        logger.warning(
+            "Serve's controller did not send its tracing settings (%r); the environment's are used",
+            error,
+        )
         config = None
     tracing_utils.setup_tracing(name, str(os.getpid()), tracing_config=config)

@@ -111,7 +111,8 @@ def connect(address: str, option: str = "--address") -> None:
         ValueError: no address, or no Ray there.
     """
     _check_listens(address, option)
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # commands print only their answer, not Serve's progress
+    # Commands print only their answer, not Serve's progress.
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except RuntimeError as error:

@@ -160,7 +160,9 @@ class Models:
                 if not leave_out or not is_out_of_memory(error) or len(left_out) + 1 == len(keys):
                     raise
                 left_out[key] = why = user_code.in_words(error)
-                logger.warning("%s is left out, because there is not enough memory for it: %s", key, why)
+                logger.warning(
+                    "%s is left out, because there is not enough memory for it: %s", key, why
+                )
                 await self._undo([key], error)
 
         try:
@@ -425,7 +427,9 @@ class Models:
                 took_s = time.perf_counter() - start
                 if not is_out_of_memory(error) or not sweep.ran_out(took_s):
                     raise
-                logger.warning("%s: a batch of %d does not fit in memory: %s", loaded.key, size, error)
+                logger.warning(
+                    "%s: a batch of %d does not fit in memory: %s", loaded.key, size, error
+                )
                 let_go(error)
             else:
                 sweep.took(time.perf_counter() - start)
