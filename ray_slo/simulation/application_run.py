@@ -67,8 +67,7 @@ class ApplicationRun(Run):
     Args:
         clients: requests of clients. Each of its `models` is a stream.
         host: host of the brain. None: all workers run, with all variants that they can run.
-        duration_s: requests arrive before this time, in seconds. Later the brain plans only while
-            frames are open.
+        duration_s: requests arrive before this time. Later the brain plans only for open frames.
         learns: whether the brain gets the numbers of requests that requests make.
         listener: called with (now, over_s, requests by task) about the arrivals at each task.
         row_of: function from an answer of the brain's solver to its row in the report.
@@ -110,8 +109,7 @@ class ApplicationRun(Run):
         models = [self.model_of_task[code] for code in self._root_of]
         self.tally = Tally(clients, roots, models, self.tasks)
 
-        # Columns of requests by id: first those of clients, then those that requests made. `live`
-        # has the requests in flight, by frame.
+        # Columns of requests by id; clients' come first. `live`: those in flight, by frame.
         n = len(clients)
         self.frame_of = array("q", range(n))
         self.task_of = array("q", np.array(self._root_of, dtype=np.int64)[clients.model].tolist())
@@ -372,11 +370,7 @@ class ApplicationRun(Run):
     # -- results -----------------------------------------------------------------------------
 
     def results(self, meta: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a report.
-
-        Raises:
-            PolicyError: a request was answered twice.
-        """
+        """Return the arguments of a report. Raises PolicyError if a request was answered twice."""
         policy = self.policy.policy if isinstance(self.policy, Recording) else self.policy
         leaf = np.array([self._accuracies(i) for i in range(len(self.shape.trees))])
         frames = np.array(self.leaf_frame, dtype=np.int64)

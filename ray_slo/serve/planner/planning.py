@@ -225,12 +225,10 @@ class Planning:
         await asyncio.wait([self._running])
 
     async def dry_run(self) -> dict[str, Any]:
-        """Return what the planner would do now, with the reason and the current state. Change
-        nothing.
+        """Return what the planner would do now, and what runs now. Nothing is changed.
 
         Raises:
-            ConfigError: there is no planner of the workers, no input yet, or no plan. The message
-                has the reason.
+            ConfigError: there is no planner, no input yet, or no plan. The message has the reason.
         """
         if not self._spec.planned:
             raise ConfigError(

@@ -160,9 +160,7 @@ class Models:
                 if not leave_out or not is_out_of_memory(error) or len(left_out) + 1 == len(keys):
                     raise
                 left_out[key] = why = user_code.in_words(error)
-                logger.warning(
-                    "%s is left out, because there is not enough memory for it: %s", key, why
-                )
+                logger.warning("%s does not fit in memory, and is left out: %s", key, why)
                 await self._undo([key], error)
 
         try:
@@ -362,13 +360,8 @@ class Models:
     # -- profiles --------------------------------------------------------------------------
 
     async def _set_profile(self, loaded: Loaded, known: LatencyProfile | None) -> None:
-        """Set a variant's profile: the first of these that exists.
-
-        1. The profile that was learned here, or on other workers.
-        2. The profile in a file.
-        3. A measurement.
-        4. A guess, which a few batches will correct.
-        """
+        """Set a variant's profile. It is the first of these that exists: learned here, learned on
+        other workers, from a file, measured, or a guess that a few batches will correct."""
         key, model = loaded.key, self._spec.models[loaded.ref.model]
         limit, slo_s = model.max_batch_size, self._spec.slos_ms(loaded.ref.model)[1] / 1e3
         example_input = getattr(type(self._instances[loaded.ref.model]), "example_input", None)
@@ -394,10 +387,9 @@ class Models:
     async def _measure(
         self, loaded: Loaded, example_input: Callable[..., Any], limit: int, slo_s: float
     ) -> Sweep:
-        """Measure a variant, and return the sweep.
-
-        While models are in service, each call runs between their batches. A call with several items
-        may use only a small share of their SLOs. A size that does not fit in memory ends the sweep.
+        """Measure a variant, and return the sweep. While models are in service, each call runs
+        between their batches. A call with several items may use only a small share of their SLOs. A
+        size that does not fit in memory ends the sweep.
 
         Raises:
             MemoryError: not even the smallest batch fits in memory.
@@ -427,9 +419,7 @@ class Models:
                 took_s = time.perf_counter() - start
                 if not is_out_of_memory(error) or not sweep.ran_out(took_s):
                     raise
-                logger.warning(
-                    "%s: a batch of %d does not fit in memory: %s", loaded.key, size, error
-                )
+                logger.warning("%s: no memory for a batch of %d: %s", loaded.key, size, error)
                 let_go(error)
             else:
                 sweep.took(time.perf_counter() - start)

@@ -448,7 +448,7 @@ def test_groups_name_their_workers():
             },
             r"planner\.kwargs\.dynamic_mb\.m must be at least 0",
         ),
-        ({"planner": {"name": "partition"}}, r"sub_clusters: say how many .* from 1 to 1"),
+        ({"planner": {"name": "partition"}}, r"sub_clusters: must be the number .* from 1 to 1"),
         ({"planner": {"name": "herd"}, "groups": GROUPS}, "leave groups out .* 'partition'"),
         (
             {"planner": {"name": "partition", "kwargs": {"sub_clusters": 3}}, "groups": GROUPS},

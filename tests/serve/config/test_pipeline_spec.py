@@ -413,7 +413,7 @@ def test_from_python_it_becomes_an_application():
     ("options", "says"),
     [
         ({"max_replicas": 0}, "workers.default.max_replicas"),
-        ({"planner": "partition"}, "the planner of a pipeline is 'loki'"),
+        ({"planner": "partition"}, "'partition' plans models, and cannot plan a pipeline"),
         ({"retry": 1}, "retry: unknown key (did you mean 'retries'?)"),
     ],
 )
