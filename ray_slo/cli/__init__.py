@@ -24,7 +24,7 @@ COMMANDS = (
 
 
 def _describe(error: Exception) -> str:
-    """One line per mistake."""
+    """Return the text of an error, with one line per mistake."""
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}"
     if not isinstance(error, ValidationError):
@@ -36,9 +36,9 @@ def _describe(error: Exception) -> str:
 
 
 def _reworded(error: typer.BadParameter) -> None:
-    """Put an option's mistake into the words of the documents' mistakes."""
+    """Describe a mistake in an option in the same way as a mistake in a document."""
     if not isinstance(cause := error.__cause__, ValidationError):
-        return  # of a Typer without pydantic, whose words have the value
+        return  # a version of Typer without pydantic; its message already has the value
     wrong = cause.errors()[0]
     kind = {"int": int, "bool": bool}.get(wrong["type"].split("_")[0], float)
     about: list[Any] = []
@@ -50,7 +50,7 @@ def _reworded(error: typer.BadParameter) -> None:
 
 
 class _Group(TyperGroup):
-    """Turns errors that the user can mend into a short message and exit code 2."""
+    """Turns errors that the user can correct into a short message and exit code 2."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -104,7 +104,7 @@ for _name in COMMANDS:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run the command line; exits the process."""
-    # Where Serve's throughput is optimized, handles are for event loops only; this says otherwise.
+    """Run the command line, and exit the process."""
+    # With Serve's throughput options, handles work only in event loops. This allows them here.
     os.environ.setdefault("RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP", "1")
     app(list(sys.argv[1:] if args is None else args), prog_name="ray-slo")

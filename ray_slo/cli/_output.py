@@ -1,4 +1,4 @@
-"""Shared by the commands: numbers, tables, JSON, key=value arguments."""
+"""Output and arguments of the commands: numbers, tables, JSON, KEY=VALUE options, files."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ PICTURES = (".png", ".svg", ".pdf")
 
 
 def print_json(data: Any) -> None:
-    """JSON on stdout, nothing else, so that it pipes."""
+    """Print only JSON to stdout, so that other programs can read it."""
     typer.echo(json.dumps(data, indent=1, default=str))
 
 
 def number(value: float | None, digits: int = 3, suffix: str = "") -> str:
-    """To `digits` significant digits, without an exponent; "–" for None and NaN."""
+    """Format a number with `digits` significant digits, without an exponent. None and NaN give
+    "–"."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
     if value == 0 or not math.isfinite(value):
@@ -39,14 +40,14 @@ def number(value: float | None, digits: int = 3, suffix: str = "") -> str:
 
 
 def percent(value: float | None) -> str:
-    """A share as percent, with one decimal below 10 %."""
+    """Format a share as a percentage, with one decimal below 10 % and above 90 %."""
     if value is None:
         return "–"
     return f"{100 * value:.{1 if abs(value) < 0.0995 or value > 0.9 else 0}f} %"
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A rich table: first column left, the others right-aligned."""
+    """Return a rich table. The first column is left-aligned, the others are right-aligned."""
     from rich.table import Table
 
     result = Table(title=title, title_justify="left")
@@ -58,10 +59,10 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> 
 
 
 def key_values(option: str, given: Iterable[str] | None) -> dict[str, Any]:
-    """{"k": v} from "k=v" texts, values read as YAML (numbers, true, [1, 2], text).
+    """Return {"k": v} for texts "k=v". The values are read as YAML (numbers, true, [1, 2], text).
 
     Raises:
-        ValueError: a text without "=", naming the option.
+        ValueError: a text has no "=". The message names the option.
     """
     result: dict[str, Any] = {}
     for text in given or ():
@@ -76,21 +77,21 @@ def key_values(option: str, given: Iterable[str] | None) -> dict[str, Any]:
 
 
 def read_document(path: Path, example: str) -> dict[str, Any]:
-    """A YAML file of a command, like `example`.
+    """Read a command's YAML file. `example` is the path of an example, for error messages.
 
     Raises:
-        ValueError: it is none, or a config of `serve run`.
+        ValueError: the file is not a YAML mapping, or is a config of `serve run`.
     """
     from ray_slo.core.documents import read_yaml
 
     data = read_yaml(path)
     if "applications" in data:
-        raise ValueError(f"{path}: a config of `serve run`; wanted is one like {example}")
+        raise ValueError(f"{path}: this is a config of `serve run`; wanted a file like {example}")
     return data
 
 
 def in_document(path: Path | None, model: type[T], data: Any) -> T:
-    """`data` as a `model`; mistakes name the file."""
+    """Return `data` as an object of the class `model`. Error messages name the file."""
     from ray_slo.core.explain import validated
 
     with mistakes_in(path):
@@ -99,7 +100,7 @@ def in_document(path: Path | None, model: type[T], data: Any) -> T:
 
 @contextmanager
 def mistakes_in(path: Path | None) -> Iterator[None]:
-    """A ValueError in here names the file, if there is one."""
+    """Return a context manager that adds the file's name to a ValueError, if there is a file."""
     try:
         yield
     except ValueError as error:
@@ -111,10 +112,10 @@ def mistakes_in(path: Path | None) -> Iterator[None]:
 
 
 def positive(**options: float | None) -> None:
-    """Refuse what is not above 0 and finite; `rate_x` is the option --rate-x.
+    """Check that options are positive and finite. The argument `rate_x` is the option --rate-x.
 
     Raises:
-        ValueError: naming the option.
+        ValueError: one is not. The message names the option.
     """
     for name, value in options.items():
         if value is not None and not (math.isfinite(value) and value > 0):
@@ -123,10 +124,10 @@ def positive(**options: float | None) -> None:
 
 
 def will_write(option: str, path: Path | None, endings: Sequence[str] = ()) -> None:
-    """Make the folder of a file that is written at the end, and see now whether it can be.
+    """Check before a long run that a file can be written at its end. Make its folder.
 
     Raises:
-        ValueError: an ending of another kind of file, or it cannot be written.
+        ValueError: the name has another ending, or the file cannot be written.
     """
     if path is None:
         return
@@ -142,10 +143,10 @@ def will_write(option: str, path: Path | None, endings: Sequence[str] = ()) -> N
 
 
 def will_fill(option: str, path: Path | None) -> None:
-    """Make a folder that is filled at the end.
+    """Make the folder that a long run fills at its end.
 
     Raises:
-        ValueError: it cannot be made, or nothing can be written into it.
+        ValueError: the folder cannot be made, or no file can be written into it.
     """
     if path is not None:
         with _written(option, path):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ray_slo.load.workload import Payloads, Recorded
 
 
-_TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # what a header's name is made of (RFC 9110)
+_TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # a header's name (RFC 9110)
 
 
 _Url = Annotated[
@@ -41,7 +41,7 @@ _WarmupS = Annotated[
     typer.Option(help="Seconds at the start that are not counted. [default: 2, at most a quarter]"),
 ]
 _Arrivals = Annotated[
-    str, typer.Option(help="poisson, gamma, constant, or a trace file (a rate per line).")
+    str, typer.Option(help="poisson, gamma, constant, or a trace file with one rate per line.")
 ]
 _Shape = Annotated[
     float, typer.Option(help="Shape of gamma arrivals: 1 is Poisson, smaller is burstier.")
@@ -49,8 +49,8 @@ _Shape = Annotated[
 _Payload = Annotated[
     str | None,
     typer.Option(
-        help="File, folder (sub-folders are labels), glob, .jsonl, or module:attr giving "
-        "payloads or (payloads, labels). Without it, GET requests are sent."
+        help="Payloads: a file, a folder (its sub-folders are labels), a glob pattern, a .jsonl "
+        "file, or a Python name module:attr. Without it, GET requests are sent."
     ),
 ]
 _Header = Annotated[
@@ -59,12 +59,13 @@ _Header = Annotated[
 _ResponseMetadata = Annotated[
     bool,
     typer.Option(
-        help="Ask the handle for variant, batch size and times; always so for a ray-slo ingress."
+        help="Ask the handle for variant, batch size and times. The ingress of ray-slo is always "
+        "asked."
     ),
 ]
 _LabelField = Annotated[str, typer.Option(help="Field of a JSON answer that contains the label.")]
 _Record = Annotated[
-    Path | None, typer.Option(help="File for the workload (.npz), to replay it later.")
+    Path | None, typer.Option(help="Save the workload to this file (.npz), to replay it later.")
 ]
 _Replay = Annotated[
     Path | None, typer.Option(help="Send a recorded workload instead of a new one.")
@@ -102,7 +103,7 @@ def bench(
     out: _Out = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Send requests at a given rate, whatever the answers; report goodput and latency.
+    """Send requests at a given rate, without waiting for answers. Report goodput and latency.
 
     Latency counts from the intended send time (no coordinated omission).
 
@@ -150,7 +151,7 @@ def _check_target(url: str | None, handle: str | None, payload: str | None) -> N
     if (url is None) == (handle is None):
         raise ValueError("give either a URL or --handle APP[/DEPLOYMENT]")
     if handle is not None and payload is None:
-        raise ValueError("--handle needs --payload: what to call the handle with")
+        raise ValueError("--handle needs --payload: the arguments of the calls")
 
 
 def make_workload(
@@ -164,10 +165,11 @@ def make_workload(
     interval_s: float = 1.0,
     seed: int = 0,
 ) -> Recorded:
-    """A workload from the command's flags; the same seed gives the same workload.
+    """Make a workload from the command's options. The same seed gives the same workload.
 
     Raises:
-        ValueError: an unknown process or a bad number, naming the flag.
+        ValueError: the arrival process is unknown, or a number is out of its range. The message
+            names the option.
     """
     import numpy as np
 
@@ -212,12 +214,13 @@ def make_workload(
 
 
 def _rates(path: Path) -> list[float]:
-    """A rate per line; of a CSV file, its last column."""
+    """Return the rates in a trace file, in requests per second: one per line. In a CSV file, the
+    rate is in the last column."""
     rates = []
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise ValueError(f"{path}: a trace is a text with a rate per line") from None
+        raise ValueError(f"{path}: a trace must be a text file with one rate per line") from None
     for count, line in enumerate(text.splitlines(), start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
@@ -231,7 +234,7 @@ def _rates(path: Path) -> list[float]:
                 f"got {line.strip()!r}"
             )
     if not any(rates):
-        raise ValueError(f"{path}: a trace has a rate per line, and one of them above 0")
+        raise ValueError(f"{path}: a trace must have one rate per line, and one rate above 0")
     return rates
 
 

@@ -1,4 +1,4 @@
-"""`ray-slo demo`: what `make demo` runs."""
+"""`ray-slo demo`: the demonstration that `make demo` runs."""
 
 from __future__ import annotations
 

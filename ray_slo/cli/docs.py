@@ -53,7 +53,8 @@ def docs(
 
 
 def folder() -> Path:
-    """The folder of the pages: that of the clone, or the one that the package installed.
+    """Return the folder of the documentation: in a clone of the repository, or as installed with
+    the package.
 
     Raises:
         ValueError: there is none.
@@ -67,10 +68,10 @@ def folder() -> Path:
 
 
 def section(text: str, anchor: str) -> str:
-    """The section of a page with this anchor, with its subsections.
+    """Return the section of a page with this anchor, and its subsections.
 
     Raises:
-        ValueError: there is none; the message names the others.
+        ValueError: there is none. The message names the page's anchors.
     """
     lines, found, level, is_code = text.splitlines(), [], 0, False
     anchors = []
@@ -94,7 +95,7 @@ def section(text: str, anchor: str) -> str:
 
 
 def slug(heading: str) -> str:
-    """The anchor that MkDocs, and code hosts, give a heading."""
+    """Return the anchor that MkDocs and code hosts give a heading."""
     return re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip())
 
 

@@ -1,7 +1,8 @@
-"""Parts of the documentation that are made of the code: lists of fields, errors, commands.
+"""Parts of the documentation that are generated from the code: lists of fields, errors, commands.
 
-A page has a marker where such a part belongs: `<!-- fields: module.Class -->`, `<!-- errors -->` or
-`<!-- commands -->`. `docs/hooks.py` fills them in for the site, `ray-slo docs` for the terminal.
+A page has a marker at the place of such a part: `<!-- fields: module.Class -->`, `<!-- errors -->`
+or `<!-- commands -->`. `docs/hooks.py` replaces the markers for the site, and `ray-slo docs` for
+the terminal.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pydantic import TypeAdapter
 
 
 def described(model: type[Any]) -> dict[str, str]:
-    """What the docstrings of a class and its bases say of its fields."""
+    """Return the descriptions of a class's fields, from its docstring and those of its bases."""
     found: dict[str, str] = {}
     for cls in reversed(model.__mro__):
         _, _, section = (cls.__doc__ or "").partition("Attributes:\n")
@@ -33,7 +34,7 @@ def described(model: type[Any]) -> dict[str, str]:
 
 
 def type_name(annotation: Any) -> str:
-    """A type as a config's author would say it."""
+    """Return a type in the words of the author of a config."""
     origin, args = get_origin(annotation), get_args(annotation)
     if annotation in (None, type(None)):
         return "null"
@@ -62,7 +63,7 @@ def type_name(annotation: Any) -> str:
 
 
 def default_of(field: Any) -> str:
-    """As YAML has it; empty where there is none."""
+    """Return a field's default as YAML. It is empty if there is none."""
     if field.is_required():
         return "required"
     value = TypeAdapter(Any).dump_python(
@@ -74,7 +75,7 @@ def default_of(field: Any) -> str:
 
 
 def limits(field: Any) -> str:
-    """Bounds that pydantic checks."""
+    """Return the bounds of a field that pydantic checks, as text."""
     signs = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
     found = [
         f"{sign} {getattr(rule, name)}"
@@ -86,10 +87,10 @@ def limits(field: Any) -> str:
 
 
 def fields_list(path: str) -> str:
-    """The fields of a pydantic model, as a list.
+    """Return a list of the fields of a pydantic model, in Markdown.
 
     Raises:
-        LookupError: a field that its docstring does not explain.
+        LookupError: the docstring does not explain a field.
     """
     module, _, name = path.rpartition(".")
     model = getattr(import_module(module), name)
@@ -108,14 +109,14 @@ def fields_list(path: str) -> str:
 
 
 def errors() -> str:
-    """A table of the errors and what they are over HTTP and gRPC."""
+    """Return a table of the errors with their HTTP status and gRPC code, in Markdown."""
     from ray_slo.serve import errors as module
 
     rows = ["| error | HTTP | gRPC | reason | |", "|---|---|---|---|---|"]
     for name in module.__all__:
         error = getattr(module, name)
         if name in ("SLOError", "ConfigError"):
-            continue  # the base of all; raised before anything runs
+            continue  # the base class of all, and an error that is raised before anything runs
         told = " ".join((error.__doc__ or "").split("\n\n")[0].split())
         told = re.split(r"(?<=\.) (?=HTTP )", told)[0]
         reasons = f"`{error.default_reason}`" + (", …" if name == "RefusedEarly" else "")
@@ -126,7 +127,7 @@ def errors() -> str:
 
 
 def commands() -> str:
-    """The command line's reference, by Typer's own generator."""
+    """Return the reference of the command line, from Typer's generator, in Markdown."""
     import typer
     from typer.cli import get_docs_for_click
 
@@ -134,14 +135,14 @@ def commands() -> str:
 
     command: Any = typer.main.get_command(app)
     for one in command.commands.values():
-        one.short_help = (one.help or "").split("\n")[0]  # else Typer cuts it short
+        one.short_help = (one.help or "").split("\n")[0]  # otherwise Typer truncates it
     context = typer.Context(command, info_name="ray-slo")
     made = get_docs_for_click(obj=command, ctx=context, name="ray-slo", indent=0)
     return made.split("\n", 1)[1]  # the page has a title
 
 
 def filled_in(markdown: str) -> str:
-    """A page with its markers replaced."""
+    """Return a page with its markers replaced."""
     markdown = re.sub(r"<!-- fields: (\S+) -->", lambda m: fields_list(m[1]), markdown)
     markdown = re.sub(r"<!-- errors -->", lambda _: errors(), markdown)
     return re.sub(r"<!-- commands -->", lambda _: commands(), markdown)

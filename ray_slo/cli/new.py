@@ -1,4 +1,4 @@
-"""`ray-slo new`: a small application to start from, with its test and its config."""
+"""`ray-slo new`: write a small application to start from, with a test and a config."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def new(
             "'-' or '_', like my-model"
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"folder: {str(folder)!r} is there and not empty; choose another name")
+        raise ValueError(f"folder: {str(folder)!r} exists and is not empty; choose another name")
     templates = Environment(
         loader=PackageLoader("ray_slo.cli", "templates/new"),
         undefined=StrictUndefined,

@@ -1,4 +1,4 @@
-"""`ray-slo plan`: what it takes to serve a load, or what a live planner would do now."""
+"""`ray-slo plan`: the workers that a load needs, or the plan that a live planner would make now."""
 
 from __future__ import annotations
 
@@ -27,22 +27,24 @@ if TYPE_CHECKING:
 
 _Spec = Annotated[
     Path | None,
-    typer.Argument(help="YAML spec: models, load, SLOs; or an application.", show_default=False),
+    typer.Argument(
+        help="YAML spec with models, load and SLOs, or with an application.", show_default=False
+    ),
 ]
 _WhatIf = Annotated[
     list[str] | None,
     typer.Option(
         metavar="CHANGE",
-        help="Change of the spec: load=+20%, slo=80ms, latency=1.2x or budget=3; may be repeated, "
-        "and combined with commas.",
+        help="Also answer for a changed spec: load=+20%, slo=80ms, latency=1.2x or budget=3. "
+        "Commas combine changes; repeatable.",
     ),
 ]
 _Policy = Annotated[
-    list[str] | None, typer.Option(help="Policy instead of those of the spec; may be repeated.")
+    list[str] | None, typer.Option(help="Policy, instead of those in the spec; repeatable.")
 ]
 _Live = Annotated[
     str | None,
-    typer.Option(metavar="APP", help="Application whose planner is asked what it would do now."),
+    typer.Option(metavar="APP", help="Ask the planner of this application for its present plan."),
 ]
 
 
@@ -56,8 +58,9 @@ def plan(
 ) -> None:
     """Find the fewest workers, the cheapest pool and the variants for a load, by simulation.
 
-    Of an application of any shape (a spec with `workloads`): what the planner "auto" would run.
-    With --live: what the planner of a running application would do now, and why; nothing is done.
+    For an application (a spec with `workloads`), show what the planner "auto" would run. With
+    --live, show what the planner of a running application would do now, and why. Nothing is
+    changed.
 
     Example: ray-slo plan configs/plan-resnet50.yaml --what-if load=+20% --what-if slo=80ms
     """
@@ -75,8 +78,8 @@ def plan(
     if "workloads" in data:
         if what_if or policy:
             raise ValueError(
-                "--what-if and --policy go with a spec of one cluster (`workload`); this one is of "
-                "an application (`workloads`), which 'auto' plans"
+                "--what-if and --policy go with a spec of one cluster (`workload`); this spec is "
+                "of an application (`workloads`), which 'auto' plans"
             )
         plan_application(spec, data, as_json)
         return
@@ -101,7 +104,8 @@ def plan(
 def _answers(
     spec: Path, data: dict[str, Any], policies: list[str] | None, changes: Iterable[str]
 ) -> tuple[Question, dict[str, list[Answer]]]:
-    """The question, and its answers: as it is ("") and after each change."""
+    """Return the question and its answers, by change. The answers to the unchanged question have
+    the key ""."""
     from rich.console import Console
 
     from ray_slo.simulation import sizing
@@ -110,7 +114,7 @@ def _answers(
         data.pop("policy", None)
         data["policies"] = policies
     document = in_document(spec, sizing.PlanSpec, data)
-    named = None if policies else spec  # policies are made as they are needed
+    named = None if policies else spec  # with --policy, mistakes are not the spec's
     with mistakes_in(named):
         base = document.build(spec.parent)
     questions = {"": base} | {change: sizing.what_if(base, change) for change in changes}
@@ -123,7 +127,7 @@ def _answers(
     return base, answers
 
 
-# Heading, and what it shows of an answer; "" where it has nothing to say.
+# Heading of each column, and the function that gives its text for an answer.
 _COLUMNS: Mapping[str, Any] = {
     "workers": lambda a: "none" if a.workers is None else str(a.workers),
     "which": lambda a: _which(a),
@@ -140,7 +144,7 @@ _COLUMNS: Mapping[str, Any] = {
 
 
 def _which(answer: Answer) -> str:
-    """Counts by kind, where there are several."""
+    """Return the number of workers by kind, if there is more than one kind."""
     if answer.counts is None or set(answer.counts) == {"default"}:
         return ""
     return "\n".join(f"{n} {kind}" for kind, n in answer.counts.items())
@@ -162,7 +166,7 @@ def _print(console: Console, title: str, answers: Sequence[Answer]) -> None:
 
 
 def _print_beside(console: Console, answers: Mapping[str, Sequence[Answer]]) -> None:
-    """The base and every change, a column each."""
+    """Print one column for the unchanged question, and one for each change."""
     rows = [(of[0].name, *(_short(a) for a in of)) for of in zip(*answers.values(), strict=True)]
     columns = ("what if", *(change or "as it is" for change in answers))
     console.print(table("workers · bad · p99", columns, rows))
@@ -189,7 +193,7 @@ def _live(application: str, address: str, as_json: bool) -> None:
 
 
 def print_dry_run(console: Console, application: str, found: Mapping[str, Any]) -> None:
-    """What a planner would do, beside what runs."""
+    """Print what a planner would do, beside what runs now."""
     plan = found["plan"]
     demand = number(plan.get("demand"), suffix="/s")
     console.print(
@@ -214,12 +218,13 @@ def print_dry_run(console: Console, application: str, found: Mapping[str, Any]) 
     changes = [
         (name, w["kind"], _does(w["does"]), _does(w["would"]), ", ".join(w["load"]))
         for name, w in found["workers"].items()
-        if w["load"] or _does(w["does"]) != _does(w["would"])  # a load alone is no change
+        # Another load with the same variants and batch sizes is not a change.
+        if w["load"] or _does(w["does"]) != _does(w["would"])
     ]
     if changes:
         console.print(table("changes", ("worker", "kind", "does", "would do", "loads"), changes))
     else:
-        console.print("every worker that is there would go on with what it does")
+        console.print("no present worker would change")
 
 
 def _count(workers: int | None) -> str:
@@ -228,7 +233,7 @@ def _count(workers: int | None) -> str:
 
 def _does(assigned: Sequence[Mapping[str, Any]]) -> str:
     parts = [f"{a['variant']}, batches of {a['batch_size']}" for a in assigned]
-    return "; ".join(parts) or "whatever comes"
+    return "; ".join(parts) or "all requests"
 
 
 def register(app: typer.Typer) -> None:

@@ -1,4 +1,4 @@
-"""`ray-slo plan` of an application's document: what `auto` would run for its workloads."""
+"""`ray-slo plan` for an application: what the planner `auto` would run for its workloads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def plan_application(spec: Path, data: Mapping[str, Any], as_json: bool) -> None:
-    """Plan, and print it."""
+    """Make the plan and print it."""
     from rich.console import Console
 
     from ray_slo.simulation import application_plan
@@ -42,7 +42,7 @@ def _print(console: Console, made: ApplicationPlan) -> None:
         )
         for kind in problem.kinds
     ]
-    console.print(table("workers", ("kind", "workers", "per hour", "worth of a worker-s"), kinds))
+    console.print(table("workers", ("kind", "workers", "per hour", "value of 1 s"), kinds))
     serves = [
         (
             row["variant"],
@@ -81,7 +81,7 @@ def _print(console: Console, made: ApplicationPlan) -> None:
     if worth:
         told = ", ".join(f"{task} {number(value)}" for task, value in worth.items())
         console.print(
-            f"one more request is worth, in points of accuracy: {told}",
+            f"value of one more request, in points of accuracy: {told}",
             markup=False,
             highlight=False,
         )

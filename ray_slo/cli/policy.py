@@ -1,4 +1,4 @@
-"""`ray-slo policy show`: what is in a file of RAMSIS tables."""
+"""`ray-slo policy show`: the content of a file with RAMSIS tables."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 policy_app = typer.Typer(no_args_is_help=True, help="Solved policies.")
 
-_COLUMNS = 60  # of the heat map on screen
-# The largest queue that is shown is the longest that as many decisions as this ever see.
+_COLUMNS = 60  # number of columns of the heat map on the screen
+# The heat map shows queue lengths up to the longest that at least this share of decisions see.
 _SHOWN = 1e-5
 _COLOURS = (
     "bright_blue", "cyan", "green", "yellow", "magenta", "red", "bright_cyan", "bright_green",
@@ -40,7 +40,7 @@ def show(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Show expected accuracy by load, and which variant answers, by queue length and slack."""
+    """Show the expected accuracy by load, and the chosen variant by queue length and slack."""
     from rich.console import Console
 
     from ray_slo.planning.ramsis import PolicySet
@@ -84,13 +84,13 @@ def show(
 
 
 def _longest(table: Table) -> int:
-    """The longest queue worth showing, at least 1."""
+    """Return the longest queue to show. It is at least 1."""
     seen = table.occupancy[1:-1].reshape(table.variant.shape).sum(1) > _SHOWN
     return int(max(seen.nonzero()[0], default=0)) + 1
 
 
 def _difference(a: Table, b: Table) -> float:
-    """Share of a's decisions that b takes otherwise."""
+    """Return the share of a's decisions in which b decides differently."""
     weights = a.occupancy[1:-1].reshape(a.variant.shape)
     differing = sum(
         float(weights[n - 1, j])
@@ -102,7 +102,8 @@ def _difference(a: Table, b: Table) -> float:
 
 
 def _heat_map(table: Table) -> Text:
-    """A row per queue length, a column per slack; a letter and colour per variant."""
+    """Return a heat map with a row per queue length and a column per slack. Each variant has a
+    letter and a colour."""
     from rich.text import Text
 
     from ray_slo.planning.ramsis import DROP
@@ -134,7 +135,7 @@ def _heat_map(table: Table) -> Text:
 
 
 def _figure(paths: list[Path], sets: list[PolicySet], chosen: list[Table]) -> Figure:
-    """Accuracy and violations by load, and a heat map per file."""
+    """Draw accuracy and violations by load, and one heat map per file."""
     import numpy as np
     from matplotlib import colormaps
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""`ray-slo profile`: measure ℓ(b) of a deployment's variants on this machine."""
+"""`ray-slo profile`: measure the latency profiles of a deployment's variants on this machine."""
 
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ _Target = Annotated[
 _Variant = Annotated[
     list[str] | None,
     typer.Option(
-        help="Measure only these variants. For a class without variants: its argument `variant`."
+        help="Measure only this variant; repeatable. For a class without variants, the value of "
+        "its argument `variant`."
     ),
 ]
 _Arg = Annotated[
     list[str] | None,
-    typer.Option(metavar="KEY=VALUE", help="Argument of the constructor; repeatable."),
+    typer.Option(metavar="KEY=VALUE", help="Argument of the class's constructor; repeatable."),
 ]
 _Input = Annotated[
     Path | None,
@@ -52,13 +53,13 @@ _Quantile = Annotated[
 ]
 _BoundMs = Annotated[
     float | None,
-    typer.Option(help="Stop with larger batches once one takes this time, milliseconds."),
+    typer.Option(help="Measure no larger batches after one took this time, in milliseconds."),
 ]
 _Preemption = Annotated[
     bool,
     typer.Option(
         "--preemption",
-        help="Also measure cost and gain of exit points, and choose their number (torch).",
+        help="Also measure preemption at exit points, and choose their number (torch only).",
     ),
 ]
 _ExitPoints = Annotated[
@@ -86,12 +87,12 @@ def profile(
     plot: _Plot = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
-    """Measure how long batches take, by size, in a fresh process; print and save the profile.
+    """Measure the time of batches by their size, in a new process. Print and save the profile.
 
     Example: ray-slo profile configs/digits-variants.yaml --out digits.json
     """
     if exit_points and not preemption:
-        raise ValueError("--exit-points is for --preemption")
+        raise ValueError("--exit-points is for --preemption only")
     if not 0 < quantile < 1:
         raise ValueError(f"--quantile must lie between 0 and 1, got {quantile:g}")
     if any(points < 0 for points in exit_points or ()):
@@ -141,12 +142,13 @@ def _read(path: Path) -> bytes:
 
 @dataclass(frozen=True)
 class _Settings:
-    """How to measure.
+    """Settings of the measurements.
 
     Attributes:
         measuring: budget_s, threads and example of both measurements.
-        bound_s: no larger batches once one takes this long.
-        preemption: also stop batches; at `exit_points`, if given.
+        bound_s: no larger batches are measured after one took this time, in seconds.
+        preemption: whether to measure preemption too.
+        exit_points: numbers of exit points to try. None: the default ones.
     """
 
     max_batch: int
@@ -159,7 +161,7 @@ class _Settings:
 
 @dataclass
 class _Measured:
-    """What was measured, by variant."""
+    """The measurements, by variant."""
 
     profiles: dict[str, LatencyProfile] = field(default_factory=dict)
     samples: dict[str, dict[int, list[float]]] = field(default_factory=dict)
@@ -186,7 +188,7 @@ def _measure(targets: Mapping[str, Target], settings: _Settings) -> _Measured:
                 about=partial(found.about.__setitem__, name),
                 **settings.measuring,
             )
-            # A batch size beyond the largest measured one would be a guess.
+            # The profile ends at the largest measured size: beyond it, a time would be a guess.
             profile = found.profiles[name] = to_profile(samples, quantile=settings.quantile)
             if settings.preemption:
                 task = progress.add_task(f"stopping {name}", total=1.0)
@@ -201,7 +203,8 @@ def _measure(targets: Mapping[str, Target], settings: _Settings) -> _Measured:
 
 
 def _plot(found: _Measured, path: Path) -> list[Path]:
-    """Draw into `path`, and how batches were stopped beside it; the files."""
+    """Draw the profiles to `path`, and the preemption measurements to a file beside it. Return the
+    files."""
     plot_profiles(found.profiles, found.samples).savefig(path)
     if not found.stops:
         return [path]
@@ -238,7 +241,7 @@ def _print(found: _Measured, quantile: float, written: Sequence[Path]) -> None:
 
 
 def _targets(name: str, kwargs: dict[str, Any], chosen: list[str] | None) -> dict[str, Target]:
-    """What to measure, by the name of the variant."""
+    """Return the targets to measure, by the name of the variant."""
     import sys
 
     from ray_slo.core.names import import_attr
@@ -249,7 +252,7 @@ def _targets(name: str, kwargs: dict[str, Any], chosen: list[str] | None) -> dic
     if name.endswith((".yaml", ".yml")):
         found = _config_targets(Path(name), kwargs)
     else:
-        # `Deployment.model.variants`; a plain class may have a `model` of its own.
+        # A `Deployment` has `model.variants`. A plain class may have another attribute `model`.
         variants = getattr(getattr(import_attr(name), "model", None), "variants", None)
         named = variants if isinstance(variants, dict) else {}
         found = {v: Target(name, kwargs, variant=spec) for v, spec in named.items()}
@@ -274,7 +277,7 @@ def _config_targets(path: Path, kwargs: dict[str, Any]) -> dict[str, Target]:
 
     applications = read_yaml(path).get("applications")
     if not isinstance(applications, list) or not all(isinstance(a, dict) for a in applications):
-        raise ValueError(f"{path}: is no `serve run` config: it has no list of applications")
+        raise ValueError(f"{path}: not a `serve run` config: it has no list of applications")
     found: dict[str, Target] = {}
     for application in applications:
         spec = parse_spec(application.get("args") or {})
@@ -292,7 +295,7 @@ def _config_targets(path: Path, kwargs: dict[str, Any]) -> dict[str, Target]:
 
 
 def _environment(path: Path, runtime_env: Any) -> dict[str, str]:
-    """The variables that Ray would give the application's workers."""
+    """Return the environment variables that Ray would set for the application's workers."""
     given = runtime_env.get("env_vars") if isinstance(runtime_env, dict) else runtime_env
     if given is None:
         return {}
@@ -356,7 +359,7 @@ def _figures(measured: LatencyProfile, samples: dict[int, list[float]]) -> dict[
 def plot_profiles(
     profiles: dict[str, LatencyProfile], samples: dict[str, dict[int, list[float]]] | None = None
 ) -> Any:
-    """Latency (with every sample as a dot) and throughput against batch size."""
+    """Plot latency (with a dot for every sample) and throughput over the batch size."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 3.0), layout="constrained")

@@ -1,4 +1,4 @@
-"""`ray-slo replay`: decision logs against the same policy, or another one ("what if")."""
+"""`ray-slo replay`: run a decision log again, with the same policy or another one ("what if")."""
 
 from __future__ import annotations
 
@@ -27,21 +27,26 @@ def replay(
     log: Annotated[Path, typer.Argument(help="Decision log: a file, or a folder of them.")],
     policy: Annotated[
         list[str] | None,
-        typer.Option(help='What if this policy had decided? Name or "module:attr"; repeatable.'),
+        typer.Option(help='Simulate the log with this policy (name or "module:attr"); repeatable.'),
     ] = None,
     policy_arg: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Argument of that policy.")
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Argument of this policy; repeatable."),
     ] = None,
     run: Annotated[
         str | None,
         typer.Option(help="Name of the scheduler (as listed); default: all, or the newest."),
     ] = None,
     warmup_s: Annotated[
-        float, typer.Option(help="Seconds at the start that what-if does not count.")
+        float, typer.Option(help="Seconds at the start that --policy does not count.")
     ] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Replay a scheduler's events. Exit code 1: the policy decided differently."""
+    """Replay a scheduler's events, and compare the decisions with the recorded ones.
+
+    The exit code is 1 if the policy decided differently. With --policy, simulate the recorded
+    requests with another policy instead.
+    """
     from ray_slo.record.decode import read
 
     lives = read(log)
@@ -54,16 +59,16 @@ def replay(
     arguments = key_values("--policy-arg", policy_arg)
     if policy:
         if arguments and len(policy) > 1:
-            raise ValueError("--policy-arg goes with one --policy")
+            raise ValueError("--policy-arg needs exactly one --policy")
         _what_if(lives, policy, arguments, warmup_s, as_json)
     else:
         if arguments:
-            raise ValueError("--policy-arg goes with --policy")
+            raise ValueError("--policy-arg needs --policy")
         _same(lives, as_json)
 
 
 def _same(lives: list[Life], as_json: bool) -> None:
-    """Replay every life that has its beginning; the others are said."""
+    """Replay every policy's life whose beginning is in the log. Report the others as skipped."""
     from ray_slo.simulation.replay import Replayed
     from ray_slo.simulation.replay import replay as run
 
@@ -82,7 +87,7 @@ def _same(lives: list[Life], as_json: bool) -> None:
             typer.echo(_in_words(life, result))
     done = [result for _, result in results if isinstance(result, Replayed)]
     if not done:
-        raise ValueError("nothing that could be replayed; see above")
+        raise ValueError("nothing could be replayed; see the reasons above")
     if not all(result.identical for result in done):
         raise typer.Exit(1)
 
@@ -146,11 +151,12 @@ def _what_if(
     title = f"{life.scheduler}{when}: {len(found.requests)} requests"
     Console().print(side_by_side(reports, title))
     if life.lost or not life.begins:
-        typer.echo("The log is not whole: of what is missing, nothing is known here.")
+        typer.echo("The log is incomplete. These figures do not count the missing part.")
 
 
 def side_by_side(reports: Mapping[str, Report], title: str) -> Any:
-    """A rich table for 80 columns: a row per report; latencies in ms."""
+    """Return a rich table with one row per report, for a width of 80 characters. Latencies are in
+    milliseconds."""
     from rich import box
 
     rows = []
@@ -172,8 +178,8 @@ def _cell(column: str, value: Any) -> str:
 
 
 def _simulable(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The policy's arguments for the simulator. A live host solves tables in another process, which
-    the simulator does not have."""
+    """Return the policy's arguments for the simulator. A live host solves tables in another
+    process; the simulator cannot."""
     return {k: v for k, v in kwargs.items() if not (k == "solver" and v is None)}
 
 

@@ -1,4 +1,4 @@
-"""`ray-slo report`: one page from a decision log, a simulation or a bench run."""
+"""`ray-slo report`: an HTML page about a decision log, a simulation or a bench run."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from ray_slo.cli.report_source import Source
 
 _OVER_TIME = "Every request by the time of its arrival. Drag sideways to choose a time."
-_LATENCY = "Share of all requests answered within a time: what was refused or lost never is."
+_LATENCY = "Share of all requests answered within a time. Refused and lost requests are never."
 _SIZES = "Batches by the number of requests in them."
 _VARIANTS = "Which network answered."
 _MIX = "Which network answered, and how accurate the answers in time are."
 _TIMELINE = (
-    "A bar is a batch, its number the requests in it; orange below: some of them were late. Drag "
-    "to move; pinch, or ctrl and the wheel, to zoom."
+    "A bar is a batch, and its number is the number of requests in it. If the bar is orange below, "
+    "some of them were late. Drag to move; pinch, or ctrl and the wheel, to zoom."
 )
 _PLANS = (
-    "When the planner was asked and what made it ask, what changed against the plan before, and "
-    "why, in its own words. Where there is no change, the plan stayed."
+    "The time and the trigger of each plan, its changes from the plan before, and the planner's "
+    "reason. If there is no change, the plan stayed."
 )
 _ERRORS = "How much later a batch ended than the policy predicted when it sent it."
 
@@ -46,7 +46,7 @@ def report(
         float, typer.Option(help="Seconds at the start of a log that figures do not count.")
     ] = 0.0,
 ) -> None:
-    """Write a self-contained HTML page: what was answered when, by whom, and why not in time."""
+    """Write a self-contained HTML page about a run: goodput, latencies, batches, late requests."""
     if not 0 <= warmup_s < math.inf:
         raise ValueError(f"--warmup-s must be at least 0 and finite, got {warmup_s:g}")
     will_write("--out", out)
@@ -59,8 +59,8 @@ def load(path: str | Path, run: str | None = None, warmup_s: float = 0.0) -> Sou
     `ray-slo simulate --report` wrote) or a bench run (the folder of `ray-slo bench --out`).
 
     Raises:
-        FileNotFoundError: nothing there.
-        ValueError: none of these, or broken.
+        FileNotFoundError: there is no such file or folder.
+        ValueError: it is none of these, or it is damaged.
     """
     from ray_slo.cli.report_bench import of_bench
     from ray_slo.cli.report_log import of_log
@@ -75,7 +75,7 @@ def load(path: str | Path, run: str | None = None, warmup_s: float = 0.0) -> Sou
     is_bench = (path / "requests.csv").is_file() and (path / "summary.json").is_file()
     if (is_simulation or is_bench) and (run is not None or warmup_s):
         given = "--run" if run is not None else "--warmup-s"
-        raise ValueError(f"{given} is for a decision log, and {path} is none; leave it out")
+        raise ValueError(f"{given} is only for a decision log; {path} is none, so leave it out")
     if is_simulation:
         file = path if path.is_file() else path / "report.npz"
         return of_report(Report.load(file), f"simulation {file}")
@@ -90,7 +90,7 @@ def load(path: str | Path, run: str | None = None, warmup_s: float = 0.0) -> Sou
 
 
 def page(source: Source) -> Page:
-    """The page of a run."""
+    """Return the page about a run."""
     data = source.data
     has_batches = data["batches"] is not None and len(data["batches"]["size"]) > 0
     sections = [
@@ -113,7 +113,9 @@ def page(source: Source) -> Page:
     if source.worst:
         happened = {data["outcomes"][i]["name"] for i in set(data["requests"]["outcome"])}
         bad = any(o["bad"] for o in data["outcomes"] if o["name"] in happened)
-        words = "Missed, of every kind, by most." if bad else "None was missed; the tightest."
+        words = "No request was missed. These had the least slack."
+        if bad:
+            words = "The worst late, refused and unanswered requests."
         sections.append(Section("The worst requests", [words], details=source.worst))
     sections += [Section(heading, words, table) for heading, words, table in source.tables]
     return Page(source.title, f"From the {source.kind}.", source.facts, sections, data)

@@ -1,4 +1,4 @@
-"""What clients of a bench run saw, for a report page."""
+"""The clients' view of a bench run, for a report page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def of_bench(folder: Path) -> Source:
-    """What clients saw: the folder that `ray-slo bench --out` wrote.
+    """Return the page's content for a folder that `ray-slo bench --out` wrote.
 
     Raises:
         ValueError: its files are not those of a bench run.
@@ -35,7 +35,7 @@ def of_bench(folder: Path) -> Source:
         facts, notes = _facts(summary, slo_ms), list(summary["warnings"])
         data = _columns(frame, slo_ms, measured)
     except (KeyError, ValueError) as error:
-        raise ValueError(f"{folder}: no bench run: {error}") from None
+        raise ValueError(f"{folder}: not a bench run: {error}") from None
     if len(frame) > MOST_REQUESTS:
         notes.append(f"Charts show the last {MOST_REQUESTS:,} of {len(frame):,} requests.")
     source = Source("What clients saw", f"bench run {folder}", facts, data, [], notes)
@@ -100,7 +100,8 @@ def _columns(frame: pd.DataFrame, slo_ms: float, measured: NDArray[np.bool_]) ->
 
 
 def _coded(values: Any, count: int, default: str) -> tuple[list[str], NDArray[Any]]:
-    """Names, and the index of each value among them; −1 for none."""
+    """Return the distinct names, and the index of each value among them. Missing values have index
+    −1."""
     if values is None or values.isna().all():
         return ([default], np.zeros(count, int)) if default else ([], np.full(count, -1))
     names = sorted(values.dropna().astype(str).unique())
@@ -111,9 +112,9 @@ def _coded(values: Any, count: int, default: str) -> tuple[list[str], NDArray[An
 def _client_saw(row: Any, slo_ms: float) -> Details:
     latency = 1e3 * float(row["latency_s"])
     late_ms = 1e3 * (float(row["sent_s"]) - float(row["intended_s"]))
-    steps = [f"meant to be sent at {row['intended_s']:.3f} s"]
+    steps = [f"intended send time: {row['intended_s']:.3f} s"]
     if late_ms > 1:
-        steps.append(f"+{late_ms:.1f} ms: sent; the load generator was that late")
+        steps.append(f"+{late_ms:.1f} ms: sent, as the load generator was late")
     known: Sequence[tuple[str, str]] = (
         ("queue_s", "waited in the queue for"),
         ("exec_s", "its batch ran for"),

@@ -1,7 +1,8 @@
-"""A self-contained HTML page with text, tables, plots and charts: no network, light and dark.
+"""A self-contained HTML page with text, tables, plots and charts. It needs no network, and has a
+light and a dark theme.
 
-Plots are figures drawn once, as SVG; charts are drawn by the page's own script from its data, can
-be filtered and zoomed, and are there only where a page has `data`.
+A plot is an SVG figure that does not change. A chart is drawn by the page's script from its `data`,
+and can be filtered and zoomed. A page without `data` has no charts.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Drawn in this colour, which the page then replaces by its text colour, light or dark.
+# Plots are drawn in this colour. The page replaces it by its text colour, light or dark.
 _INK = "#010203"
 _STYLE = {
     "svg.fonttype": "none",
@@ -31,11 +32,17 @@ _STYLE = {
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as text; the first column is a row's name. `strong` rows are emphasised; the last
-    column may hold `prose`.
+    """A table of texts. The first column has the names of the rows.
 
-    With `kinds` it can be searched: by text, by the kind of a row (its words; "" for none), and, if
-    the page has charts, by the `times` chosen there. On a phone a row is then a card, not a line.
+    If `kinds` is given, the table can be searched by text and by the kind of a row ("": none). If
+    the page has charts, it also shows only rows whose time is in the chosen range. On a phone, each
+    row is then a card.
+
+    Attributes:
+        strong: rows that are emphasised.
+        prose: whether the last column has sentences.
+        kinds: kind of each row.
+        times: time of each row, in seconds.
     """
 
     columns: Sequence[str]
@@ -48,7 +55,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Details:
-    """A line that opens to numbered steps; a filter goes by its `tags` ("model", "outcome")."""
+    """A line that opens to numbered steps. Filters use its `tags` ("model", "outcome")."""
 
     head: str
     steps: Sequence[str]
@@ -57,8 +64,11 @@ class Details:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, paragraphs, a table, details, charts (names that `templates/report.js` knows) and
-    figures as SVG (from `svg`), both with captions."""
+    """A section of a page: a heading, paragraphs, a table, details, charts and figures.
+
+    Charts have names that `templates/report.js` knows. Figures are SVG texts from `svg`. Both have
+    captions.
+    """
 
     heading: str
     text: Sequence[str] = ()
@@ -71,7 +81,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """A page; `facts` are short (name, value) pairs under the title, `data` is what charts show."""
+    """A page. `facts` are short pairs (name, value) under the title. `data` is the charts' data."""
 
     title: str
     lead: str = ""
@@ -80,8 +90,8 @@ class Page:
     data: Mapping[str, Any] | None = None
 
     def render(self) -> str:
-        """The HTML. All text is escaped; only SVG goes in as it is."""
-        # Inside a script element only its end tag and comments mean something.
+        """Return the HTML. All text is escaped; only SVG is not."""
+        # In a script element, only the end tag and comments have a meaning.
         data = self.data and json.dumps(self.data, separators=(",", ":")).replace("<", "\\u003c")
         from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -95,7 +105,7 @@ class Page:
         return environment.get_template("report.html.j2").render(page=self, data=data)
 
     def write(self, path: str | Path) -> Path:
-        """Write it, creating folders; the path."""
+        """Write the page, and make its folder if needed. Return the path."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(self.render(), encoding="utf-8")
@@ -103,14 +113,14 @@ class Page:
 
 
 def style() -> dict[str, object]:
-    """matplotlib settings for figures made for a page: `with matplotlib.rc_context(style()): …`."""
+    """Return matplotlib settings for a page's figures: `with matplotlib.rc_context(style()): …`."""
     return dict(_STYLE)
 
 
 def svg(figure: Figure) -> str:
-    """The figure as inline SVG that scales with the page and takes on its text colour.
+    """Return the figure as inline SVG that scales with the page and has its text colour.
 
-    Make the figure inside `matplotlib.rc_context(style())`; else its text stays black.
+    Make the figure inside `matplotlib.rc_context(style())`. Otherwise its text stays black.
     """
     import matplotlib
 

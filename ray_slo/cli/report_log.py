@@ -1,4 +1,4 @@
-"""A decision log, for a report page: what the policy did, what it was told, what was planned."""
+"""A decision log, for a report page: the policy's decisions and input, and the planner's plans."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _MOST_PLANS = 500
 
 
 def of_log(path: Path, run: str | None = None, warmup_s: float = 0.0) -> Source:
-    """The newest scheduler of the log that served anything, or `run`."""
+    """Return the page's content for the scheduler `run`. By default, it is the newest scheduler in
+    the log that served a request."""
     from ray_slo.record.decode import read
     from ray_slo.simulation.replay import newest, recorded
 
@@ -47,11 +48,11 @@ def of_log(path: Path, run: str | None = None, warmup_s: float = 0.0) -> Source:
 
 
 def _missing(life: Life, found: Tape, others: int) -> Iterable[str]:
-    """What a reader does not see here."""
+    """Yield notes about what the page does not show."""
     if not life.begins:
-        yield "The beginning of this log is gone: its bound in size was reached."
+        yield "The beginning of this log was deleted, because the log reached its size limit."
     if lost := sum(n for n in life.lost if n > 0):
-        yield f"{lost} rows were not kept, as the writer could not keep up."
+        yield f"{lost} rows were not kept, because the writer could not keep up."
     if n := len(found.cancels):
         yield f"{n} requests were withdrawn by their clients; they count as pending."
     for at, error in found.errors:
@@ -100,7 +101,8 @@ def _add_changes(source: Source, found: Tape) -> None:
 
 
 def _add_plans(source: Source, life: Life, found: Tape, folder: Path) -> None:
-    """What planners of the same application decided while the scheduler lived, in its time."""
+    """Add the decisions of the application's planners during the scheduler's life, in the
+    scheduler's time."""
     from ray_slo.record.plans import read
 
     about = dict(life.start.about) if life.start else {}
@@ -128,7 +130,7 @@ def _add_plans(source: Source, life: Life, found: Tape, folder: Path) -> None:
     if elsewhere and not placed:
         source.notes.append(
             "The planner ran on another machine, whose clock was never compared with the "
-            "scheduler's: its decisions are listed by its own, and not marked in charts."
+            "scheduler's. So its decisions have wall-clock times, and charts do not show them."
         )
         rows = [_plan_row(_wall(p), p) for p in elsewhere[-_MOST_PLANS:]]
         source.plans = _plan_table(rows, elsewhere[-_MOST_PLANS:], [None] * len(rows))
@@ -166,7 +168,7 @@ def _plan_row(at: str, p: Planned) -> tuple[str, ...]:
     targets = [f"{n} {kind}" for kind, n in p.targets.items() if n is not None]
     why = f"{p.error}. The last plan holds." if p.error else p.why
     if p.shortfall and p.shortfall not in why:
-        why = f"{why} Short of it: {p.shortfall}."
+        why = f"{why} Not served: {p.shortfall}."
     took = "" if p.took_s is None else number(1e3 * p.took_s)
     demand = "" if p.demand is None else number(p.demand, suffix="/s")
     return at, p.trigger, demand, ", ".join(targets), "\n".join(p.changes), took, why
@@ -188,14 +190,14 @@ def _change(old: Cluster | None, new: Cluster) -> Iterable[str]:
     for w in new.workers.values():
         was = before.get(w.id)
         if was is None:
-            yield f"{w.id} ({w.hardware}) is there with {', '.join(sorted(w.loaded))}"
+            yield f"{w.id} ({w.hardware}) joined with {', '.join(sorted(w.loaded))}"
         elif was.loaded != w.loaded:
             yield f"{w.id} has loaded {', '.join(sorted(w.loaded)) or 'nothing'}"
         for a in w.assigned:
             if was is None or a not in was.assigned:
                 load = "" if a.load is None else f" for {a.load:.3g} requests/s"
                 yield (
-                    f"the plan wants {a.variant} of {w.id}, in batches of at most "
+                    f"the plan assigns {a.variant} to {w.id}, in batches of at most "
                     f"{a.batch_size}{load}"
                 )
     if old is None:

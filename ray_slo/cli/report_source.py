@@ -1,4 +1,4 @@
-"""What a report page shows of one run: columns for its charts, and words."""
+"""The content of a report page about one run: columns for its charts, and texts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from ray_slo.cli.report_html import Details, Table
 
-MOST_REQUESTS = 50_000  # in the charts; a page should open on a phone
+MOST_REQUESTS = 50_000  # largest number of requests in the charts, so that a phone can open a page
 WORST = 10
 
 # Outcome: (colour of the page, whether it is a violation).
@@ -30,15 +30,16 @@ OUTCOMES: dict[str, tuple[str, bool]] = {
 
 @dataclass
 class Source:
-    """One run, ready to be shown.
+    """The content of a page about one run.
 
     Attributes:
-        kind: what it was read from, in words.
-        facts: (name, value) for the head of the page.
-        data: for the charts; see `templates/report.js`.
-        notes: what a reader should know before believing the page.
-        tables: (heading, words, table).
-        plans: decisions of the planner, as a table; None where there is none.
+        title: title of the page.
+        kind: kind of the run and its path, in words.
+        facts: pairs (name, value) for the head of the page.
+        data: data of the charts; see `templates/report.js`.
+        notes: limits of the figures that a reader should know.
+        tables: triples (heading, paragraphs, table).
+        plans: the planner's decisions, as a table. None if there was no planner.
         worst: the worst requests, explained.
     """
 
@@ -59,7 +60,7 @@ def outcomes(names: Iterable[str]) -> dict[str, Any]:
 
 
 def down(seconds: float) -> float:
-    """To 0.1 ms, as times are given to the page, and never up."""
+    """Round a time down to 0.1 ms, the resolution of times on the page."""
     return math.floor(1e4 * float(seconds)) / 1e4
 
 

@@ -23,7 +23,8 @@ WHY = {reason.value: reason.why for reason in DropReason}
 
 
 def worst(frame: pd.DataFrame, batches: pd.DataFrame) -> list[int]:
-    """Those that were missed by most, of all kinds; without any miss those with least slack."""
+    """Return the rows of the worst requests: late, dropped and pending ones in turn, the worst of
+    each first. If none was missed, return those with the least slack."""
     slack = frame["slack_s"].to_numpy()
     bad = frame["outcome"].isin(("late", "dropped", "pending")).to_numpy()
     order = np.argsort(np.where(np.isnan(slack), np.inf, slack), kind="stable")
@@ -33,7 +34,7 @@ def worst(frame: pd.DataFrame, batches: pd.DataFrame) -> list[int]:
     late = [int(i) for i in order if frame["outcome"].iat[i] == "late"]
     dropped = np.flatnonzero((frame["outcome"] == "dropped").to_numpy())
     waited = (frame["dropped_s"] - frame["arrival_s"]).to_numpy()
-    dropped = dropped[np.argsort(-waited[dropped], kind="stable")]  # refused latest
+    dropped = dropped[np.argsort(-waited[dropped], kind="stable")]  # the longest wait first
     pending = np.flatnonzero((frame["outcome"] == "pending").to_numpy())
     kinds: list[list[int]] = [late, [int(i) for i in dropped], [int(i) for i in pending]]
     while len(found) < WORST and any(kinds):
@@ -44,7 +45,7 @@ def worst(frame: pd.DataFrame, batches: pd.DataFrame) -> list[int]:
 
 
 class _Around:
-    """What else was going on, for explanations. O(log n) to ask."""
+    """Other requests and busy workers at a time, for explanations. A query takes O(log n)."""
 
     def __init__(self, report: Report) -> None:
         frame, b = report.requests, report.batches
@@ -57,12 +58,12 @@ class _Around:
         self.worker = b["worker"].astype(str).to_numpy() if len(b) else np.zeros(0, dtype=str)
 
     def waiting(self, at: float) -> int:
-        """Requests that had arrived before and not left the queue."""
+        """Return the number of requests that arrived before `at` and had not left the queue."""
         before = bisect_right(self.arrivals, np.nextafter(at, -math.inf))
         return int(max(before - bisect_right(self.left, at), 0))
 
     def busy(self, at: float) -> dict[str, float]:
-        """Busy workers, and when each was free again."""
+        """Return the busy workers, and the time in seconds when each was free again."""
         on = (self.start < at) & (self.finish > at)
         return dict(zip(self.worker[on].tolist(), self.finish[on].tolist(), strict=True))
 
@@ -75,7 +76,7 @@ def _around(report: Report) -> _Around:
 
 
 def explained(report: Report, i: int) -> Details:
-    """One request's way, from the frames."""
+    """Explain step by step what happened to one request."""
     r = report.requests.iloc[i]
     around = _around(report)
     arrival, budget = float(r["arrival_s"]), float(r["deadline_s"] - r["arrival_s"])
@@ -86,13 +87,12 @@ def explained(report: Report, i: int) -> Details:
     busy = around.busy(arrival)
     steps = [
         f"arrived at {arrival:.3f} s for {r['model']}, to be answered within {1e3 * budget:.4g} "
-        f"ms; {around.waiting(arrival) or 'nobody'} waited before it, {len(busy) or 'no'} "
-        f"worker{'s were' if len(busy) != 1 else ' was'} busy"
+        f"ms; requests waiting before it: {around.waiting(arrival)}, busy workers: {len(busy)}"
     ]
     worker, free = min(busy.items(), key=lambda item: item[1], default=("", math.inf))
     left = around.left_at[i]
     if free < left:
-        steps.append(f"{at(free)}: {worker} was the first of them to be done")
+        steps.append(f"{at(free)}: {worker} was the first of these workers to be free")
     outcome = str(r["outcome"])
     head = f"{r['model']} at {arrival:.3f} s: "
     if outcome == "dropped":
@@ -100,7 +100,7 @@ def explained(report: Report, i: int) -> Details:
         steps.append(f"{at(r['dropped_s'])}: given up ({reason}): {WHY.get(reason, reason)}")
         head += f"given up after {1e3 * (r['dropped_s'] - arrival):.1f} ms ({reason})"
     elif outcome == "pending":
-        steps.append("never answered in this record: withdrawn, or it ends before")
+        steps.append("no answer in this record: it was withdrawn, or the record ends before")
         head += "never answered"
     else:
         steps += _ran(report, r, at)
@@ -136,13 +136,13 @@ def _ran(report: Report, r: Any, at: Callable[[float], str]) -> list[str]:
     slack = float(r["slack_s"])
     if slack < 0:
         parts = {
-            "it waited in the queue": sent - float(r["arrival_s"]),
-            "the way to the worker": started - sent,
-            "the execution": took,
+            "waiting in the queue": sent - float(r["arrival_s"]),
+            "getting to the worker": started - sent,
+            "running": took,
         }
         largest = max(parts, key=lambda name: parts[name])
         steps.append(
-            f"missed by {-1e3 * slack:.1f} ms. Most of its time went into this: {largest} "
+            f"missed by {-1e3 * slack:.1f} ms. The longest part was {largest} "
             f"({1e3 * parts[largest]:.1f} ms)"
         )
     return steps

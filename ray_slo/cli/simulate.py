@@ -1,4 +1,4 @@
-"""`ray-slo simulate`: policy × workload × cluster in virtual time."""
+"""`ray-slo simulate`: run a policy on a workload and a cluster, in virtual time."""
 
 from __future__ import annotations
 
@@ -45,18 +45,19 @@ _PolicyArg = Annotated[
     list[str] | None, typer.Option(metavar="KEY=VALUE", help="Argument of the policy.")
 ]
 _LatencyNoise = Annotated[
-    float | None, typer.Option(help="σ of log(actual / profiled execution time).")
+    float | None,
+    typer.Option(help="Standard deviation of log(actual / profiled execution time)."),
 ]
 _Goodput = Annotated[
     bool,
     typer.Option("--goodput", help="Search for the largest rate with at most 1 % bad requests."),
 ]
 _Report = Annotated[
-    Path | None, typer.Option(help="Write frames, summary and plots into this directory.")
+    Path | None, typer.Option(help="Write tables, summary and plots into this folder.")
 ]
 _Log = Annotated[
     Path | None,
-    typer.Option(help="For an application: write the decision log into this directory."),
+    typer.Option(help="For an application: write the decision log into this folder."),
 ]
 
 
@@ -65,10 +66,18 @@ def simulate(
     policy: Annotated[str | None, typer.Option(help='Name or "module:attr".')] = None,
     policy_arg: _PolicyArg = None,
     workers: Annotated[int | None, typer.Option(help="Number of equal workers.")] = None,
-    alpha_ms: Annotated[float | None, typer.Option(help="ℓ(b) = α·b + β (without spec).")] = None,
-    beta_ms: Annotated[float | None, typer.Option(help="ℓ(b) = α·b + β (without spec).")] = None,
-    slo_ms: Annotated[float | None, typer.Option(help="Latency SLO of every model.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Requests per second, all models.")] = None,
+    alpha_ms: Annotated[
+        float | None, typer.Option(help="Without a spec: α of the latency α·b + β, milliseconds.")
+    ] = None,
+    beta_ms: Annotated[
+        float | None, typer.Option(help="Without a spec: β of the latency α·b + β, milliseconds.")
+    ] = None,
+    slo_ms: Annotated[
+        float | None, typer.Option(help="Latency SLO of every model, milliseconds.")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Requests per second, all models together.")
+    ] = None,
     arrivals: Annotated[str | None, typer.Option(help="constant, poisson or gamma.")] = None,
     shape: Annotated[float | None, typer.Option(help="Shape of gamma arrivals.")] = None,
     duration_s: Annotated[
@@ -84,7 +93,7 @@ def simulate(
     report: _Report = None,
     log: _Log = None,
 ) -> None:
-    """Simulate a policy on a workload; print what it would achieve."""
+    """Simulate a policy on a workload, and print the goodput, latencies and other figures."""
     from rich.console import Console
 
     from ray_slo.simulation.spec import SimulationSpec
@@ -102,14 +111,14 @@ def simulate(
         flags |= {"shape": shape, "warmup_s": warmup_s, "alpha_ms": alpha_ms, "beta_ms": beta_ms}
         flags |= {"goodput": goodput or None, "report": report}
         if given := [name for name, value in flags.items() if value is not None]:
-            raise ValueError(f"--{given[0].replace('_', '-')} does not go with an application")
+            raise ValueError(f"--{given[0].replace('_', '-')} cannot be used with an application")
         run = {"duration_s": duration_s, "latency_noise": latency_noise, "seed": seed}
         _override(data, {(name,): value for name, value in run.items()})
         _set_policy(data, policy, policy_arg)
         _application(spec, data, as_json, log)
         return
     if log is not None:
-        raise ValueError("--log goes with an application (a spec with `workloads`)")
+        raise ValueError("--log needs an application (a spec with `workloads`)")
     run = {"duration_s": duration_s, "warmup_s": warmup_s, "latency_noise": latency_noise}
     _override(data, {(name,): value for name, value in {**run, "seed": seed}.items()})
     _override(data, {("cluster", "workers"): workers})
@@ -141,7 +150,7 @@ def simulate(
 
 
 def _application(spec: Path | None, data: dict[str, Any], as_json: bool, log: Path | None) -> None:
-    """Run an application of any shape under its planner; print what came of it."""
+    """Simulate an application with its planner, and print the results."""
     from rich.console import Console
 
     from ray_slo.simulation.application_spec import ApplicationSpec
@@ -180,7 +189,7 @@ def _application(spec: Path | None, data: dict[str, Any], as_json: bool, log: Pa
 def _set_policy(data: dict[str, Any], policy: str | None, arguments: list[str] | None) -> None:
     _override(data, {("policy", "name"): policy})
     if policy is not None:
-        data["policy"].pop("kwargs", None)  # they are another policy's
+        data["policy"].pop("kwargs", None)  # the spec's arguments are for another policy
     for key, value in key_values("--policy-arg", arguments).items():
         _override(data, {("policy", "kwargs", key): value})
 
@@ -228,7 +237,8 @@ def _set_arrivals(
 
 
 def _searched(chosen: SimulationSpec, base: Path) -> tuple[Report, float]:
-    """The run at the largest rate that keeps the bad rate at 1 %, and that rate."""
+    """Return the run at the largest rate with a bad rate of at most 1 %, and this rate in requests
+    per second."""
     from ray_slo.simulation.search import goodput_search
 
     cluster = chosen.cluster.build(base)
@@ -243,7 +253,7 @@ def _searched(chosen: SimulationSpec, base: Path) -> tuple[Report, float]:
         )
     found = goodput_search(chosen.make_policy, cluster, chosen.workload, **options)
     if found.report is None:
-        raise ValueError("no rate keeps the bad rate at 1 %: the SLO cannot be met")
+        raise ValueError("the bad rate is above 1 % at any rate: the SLO cannot be met")
     return found.report, found.rate
 
 
@@ -254,7 +264,7 @@ def _models(data: dict[str, Any]) -> list[str]:
 
 
 def _override(data: dict[str, Any], values: dict[tuple[str, ...], Any]) -> None:
-    """Set paths in place, where a value was given."""
+    """Set the values at these paths in `data`, in place. Values of None are skipped."""
     for path, value in values.items():
         if value is None:
             continue

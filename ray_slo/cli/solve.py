@@ -39,9 +39,10 @@ def solve(
     jobs: Annotated[int, typer.Option(min=1, help="Number of solver processes.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Solve which variant answers, by queue and slack, for a range of loads; save the tables.
+    """Solve RAMSIS tables for a range of loads, and save them.
 
-    Tables that the file already has for the same profiles and options are kept.
+    A table says which variant answers, given the queue length and the slack. Tables that the file
+    already has for the same profiles and options are kept.
 
     Example: ray-slo solve policies/digits.yaml
     """
@@ -65,8 +66,11 @@ def solve(
 def _solved(
     chosen: SolveSpec, spec: Path, existing: Path | None, jobs: int
 ) -> tuple[PolicySet, int]:
-    """The tables, and how many of them are new. Raises ValueError where the existing ones are for
-    something else."""
+    """Return the tables, and the number of new ones.
+
+    Raises:
+        ValueError: the file's tables are for other profiles or options.
+    """
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -76,8 +80,8 @@ def _solved(
     kept = PolicySet.load(existing) if existing is not None else None
     if kept and (kept.profile_hash, kept.options) != (problem.profile_hash, problem.options()):
         raise ValueError(
-            f"{existing}: solved for other profiles or options than {spec} has; "
-            "--fresh replaces it, --out writes elsewhere"
+            f"{existing}: its tables are for other profiles or options than those of {spec}; "
+            "--fresh replaces it, --out writes to another file"
         )
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     new: list[Any] = []
@@ -102,7 +106,7 @@ def _solved(
 
 
 def summary(tables: PolicySet) -> dict[str, Any]:
-    """What is in a set, without the tables themselves."""
+    """Return a summary of a set of tables, as JSON data."""
     return {
         "profile_hash": tables.profile_hash,
         "options": dict(tables.options),
@@ -120,7 +124,8 @@ def summary(tables: PolicySet) -> dict[str, Any]:
 
 
 def loads_table(title: str, sets: list[PolicySet]) -> RichTable:
-    """Expected accuracy and violations by load; of the second set beside the first."""
+    """Return a table of the expected accuracy and violations by load. A second set is shown beside
+    the first."""
     columns = ["requests/s", "accuracy", "violations ≤", "variants by share of requests"]
     columns += ["accuracy, other", "violations ≤, other"] * (len(sets) - 1)
     rows = []

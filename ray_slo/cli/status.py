@@ -1,4 +1,4 @@
-"""`ray-slo status`: what a running application does right now."""
+"""`ray-slo status`: the present state of a running application."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def status(
         typer.Option(min=0.2, help="Seconds between two readings; default: read once."),
     ] = None,
 ) -> None:
-    """Show models, queues, workers, goodput, and predicted beside measured latency."""
+    """Show models, queues, workers, goodput, and the predicted and the measured latency."""
     from ray_slo.cli.top_text import console_for_tables, print_screen
     from ray_slo.serve.watch.screen import screen
     from ray_slo.serve.watch.status import read_status

@@ -1,4 +1,4 @@
-"""`ray-slo top`: a running application, live."""
+"""`ray-slo top`: a live screen about a running application."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def top(
 ) -> None:
     """Watch models, variants, queues, batches, workers, the plan and refusals, live.
 
-    Keys: arrows choose a model, enter opens it, escape goes back; s sorts by the next column, r
-    the other way round, t goes to the next table, a to the next application; q ends.
+    Keys: arrows choose a model, enter opens it, escape goes back. s sorts by the next column, r
+    reverses the order, t goes to the next table, a to the next application, q quits.
     """
 
     def read() -> Mapping[str, Mapping[str, Any]]:
@@ -44,10 +44,10 @@ def top(
             print_screen(console_for_tables(), screen(name, state))
         return
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise ValueError("ray-slo top needs a terminal; say --once to print one reading")
+        raise ValueError("ray-slo top needs a terminal; use --once to print one reading")
     from ray_slo.cli.top_app import Top
 
-    read()  # what is wrong with the address is said before the screen is cleared
+    read()  # report a wrong address before the screen is cleared
     Top(read, interval).run(mouse=False)
 
 
@@ -58,10 +58,10 @@ def _of_ray(address: str, application: str | None) -> Mapping[str, Mapping[str, 
 
 
 def _over_http(url: str, application: str | None) -> Mapping[str, Mapping[str, Any]]:
-    """The status that an application serves beside its API.
+    """Return the status that an application serves at `/-/status` beside its API.
 
     Raises:
-        ValueError: it does not answer, or has no status page.
+        ValueError: the application does not answer, or has no status page.
     """
     import httpx
 

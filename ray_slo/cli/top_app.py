@@ -27,7 +27,7 @@ _KEYS = (
 
 
 class Lines(ScrollView):
-    """Lines of text of which only the changed parts are sent to the terminal."""
+    """Lines of text. Only changed parts of lines are sent to the terminal."""
 
     can_focus = True
     DEFAULT_CSS = "Lines { scrollbar-size: 0 0; height: 1fr; }"
@@ -38,7 +38,7 @@ class Lines(ScrollView):
         self.texts: list[str] = []
 
     def show(self, lines: list[Text]) -> None:
-        """Show these instead of what is shown."""
+        """Show these lines instead of the present ones."""
         console = self.app.console
         strips = [
             Strip([Segment(line.plain, console.get_style(line.style or "none"))]) for line in lines
@@ -66,14 +66,14 @@ class Lines(ScrollView):
 
 
 def _changed(old: Strip, new: Strip) -> tuple[int, int] | None:
-    """The columns in which two lines differ."""
+    """Return the first column in which two lines differ, and the end of the difference."""
     if old == new:
         return None
     a, b = old.text, new.text
     length = max(old.cell_length, new.cell_length)
     same_style = [s.style for s in old] == [s.style for s in new]
     if not same_style or len(a) != old.cell_length or len(b) != new.cell_length:
-        return 0, length  # wide characters: columns are no places in the text
+        return 0, length  # with wide characters, columns are not indices of the text
     a, b = a.ljust(length), b.ljust(length)
     different = [i for i in range(length) if a[i] != b[i]]
     return (different[0], different[-1] + 1) if different else None
@@ -137,7 +137,7 @@ class Top(App[None]):
         self._draw()
 
     def _ask(self) -> None:
-        """In a thread: a cluster may take seconds to answer."""
+        """Read the status. This runs in a thread, because a cluster may take seconds to answer."""
         try:
             states, error = self._read(), ""
         except Exception as raised:

@@ -1,7 +1,7 @@
-"""A screen as lines of a terminal, for `ray-slo top`: sorted, set in columns, one row chosen.
+"""A screen as lines of a terminal, for `ray-slo top`: sorted rows, aligned columns, a chosen row.
 
-Pure. Columns grow and never shrink while the same things are shown, so that a new reading changes
-few characters: over a slow line only those are sent.
+Pure. While the same tables are shown, columns get wider but never narrower. So a new reading
+changes few characters, and a slow connection transfers only those.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _GAP = "  "
 
 @dataclass
 class Sorting:
-    """The order of a table: sorted by a column, or as received when the column is None."""
+    """The order of a table's rows: sorted by a column, or as received if the column is None."""
 
     column: int | None = None
     down: bool = False
 
     def next(self, columns: Sequence[str], step: int) -> None:
-        """Go on to the next column; numbers begin with the largest."""
+        """Sort by the column `step` further on. Columns of numbers begin with the largest."""
         places = [None, *range(len(columns))]
         self.column = places[(places.index(self.column) + step) % len(places)]
         self.down = self.column is not None and columns[self.column].startswith("#")
@@ -45,11 +45,11 @@ class Sorting:
 
 @dataclass
 class Layout:
-    """Lays screens out; remembers what was chosen, and how wide columns were.
+    """Lays out screens. It remembers the chosen row, and the widths of columns.
 
     Attributes:
-        section: the table that keys sort, by its key.
-        chosen: model or pipeline that `enter` opens.
+        section: key of the table that the sorting keys apply to.
+        chosen: name of the model or pipeline that `enter` opens.
     """
 
     section: str = "models"
@@ -58,25 +58,25 @@ class Layout:
     _widths: dict[tuple[str, ...], list[int]] = field(default_factory=dict)
 
     def sorting(self) -> Sorting:
-        """Of the table that keys sort."""
+        """Order of the table that the sorting keys apply to."""
         return self.sorts.setdefault(self.section, Sorting())
 
     def choose(self, screen: Screen, step: int) -> None:
-        """Choose the model so many rows further down."""
+        """Choose the model `step` rows further down."""
         names = self._names(screen)
         if names:
             at = names.index(self.chosen) + step if self.chosen in names else max(step, 0)
             self.chosen = names[min(max(at, 0), len(names) - 1)]
 
     def next_section(self, screen: Screen) -> None:
-        """Sort the next table from now on."""
+        """Let the sorting keys apply to the next table."""
         keys = [section.key for section in screen.sections if section.rows]
         if keys:
             at = keys.index(self.section) if self.section in keys else -1
             self.section = keys[(at + 1) % len(keys)]
 
     def lines(self, screen: Screen) -> list[Text]:
-        """All of the screen below its head."""
+        """Return all lines of the screen below its head."""
         if (names := self._names(screen)) and self.chosen not in names:
             self.chosen = names[0]
         found = [Text(line.text, STYLES[line.level]) for line in screen.lines]
@@ -89,12 +89,12 @@ class Layout:
         return found
 
     def chosen_line(self, screen: Screen) -> int | None:
-        """Where the chosen model is among the lines."""
+        """Return the index of the chosen model's line, or None."""
         marked = [line.style == "reverse" for line in self.lines(screen)]
         return marked.index(True) if True in marked else None
 
     def _names(self, screen: Screen) -> list[str]:
-        """Models and pipelines, in the order in which they are shown."""
+        """Return the names of models and pipelines, in the order on the screen."""
         models = next((s for s in screen.sections if s.key == "models"), None)
         if models is None:
             return []
@@ -121,7 +121,7 @@ class Layout:
                 for cell, width, (_, justify) in zip(cells, widths, heads, strict=True)
             ]
             said = _GAP.join(parts)
-            # The mark of the chosen row is as wide as the table.
+            # The background of the chosen row is as wide as the table.
             return Text(said if style == "reverse" else said.rstrip(), style)
 
         found = [line(titles, "dim")]

@@ -1,4 +1,4 @@
-"""An application's screen as plain text: what `ray-slo status` and `ray-slo top --once` print."""
+"""An application's screen as plain text, for `ray-slo status` and `ray-slo top --once`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from rich.text import Text
 if TYPE_CHECKING:
     from ray_slo.serve.watch.screen import Line, Screen, Section
 
-_NO_TERMINAL = 400  # characters: a line of a table stays one, for whoever reads it in a script
+_NO_TERMINAL = 400  # width in characters; so a table's row stays one line for scripts
 STYLES = {"": "", "warn": "yellow", "error": "red"}
 
 
 def console_for_tables() -> Console:
-    """One that folds no row where the output is no terminal."""
+    """Return a console that does not fold the rows of tables if the output is not a terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=_NO_TERMINAL)
 
 
 def print_screen(console: Console, screen: Screen) -> None:
-    """Print all of it. What users named is text: it holds no markup and no control characters."""
+    """Print the whole screen. Names that users chose are printed as text, without markup and
+    control characters."""
     head = Text.assemble((screen.application, "bold"), "  ", screen.head)
     console.print(head, soft_wrap=True)
     for line in screen.lines:
@@ -39,7 +40,7 @@ def styled(line: Line) -> Text:
 
 
 def header(column: str) -> tuple[str, Any]:
-    """What to write above a column, and how it is set."""
+    """Return the title of a column, and its alignment."""
     return (column[1:], "right") if column.startswith("#") else (column, "left")
 
 

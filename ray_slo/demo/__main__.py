@@ -21,24 +21,26 @@ if TYPE_CHECKING:
     from ray_slo.demo.systems import Settings, System
     from ray_slo.load.workload import Payloads, Recorded
 
-# By cost. digits-m is left out: digits-l reads as well, and its training comes with digits-xl's.
+# In order of cost. digits-m is left out: digits-l is as accurate, and is trained together with
+# digits-xl.
 NETWORKS = ("digits-xs", "digits-s", "digits-l", "digits-xl")
 NEEDED = {"torch": "torch", "sklearn": "scikit-learn", "PIL": "Pillow"}
-"""Packages, by the module that the demo imports."""
+"""Packages that the demo needs, by the name of their module."""
 QUICK_S = 8.0  # length of the stream with --quick
 MAX_BATCH_SIZE = 32
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for report and measurements.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for the report and the figures.")] = Path(
         "out/demo"
     ),
     variant: Annotated[
         str,
-        typer.Option(help="The network to serve. @ray_slo.deployment has the smaller ones, too."),
+        typer.Option(help="Network to serve. @ray_slo.deployment also gets the smaller networks."),
     ] = NETWORKS[-1],
     system: Annotated[
-        list[str] | None, typer.Option(help="tuned, batch, deployment; repeatable.")
+        list[str] | None,
+        typer.Option(help="System to run: tuned, batch or deployment; repeatable. Default: all."),
     ] = None,
     duration_s: Annotated[
         float | None,
@@ -46,17 +48,27 @@ def demo(
     ] = None,
     rate: Annotated[
         float | None,
-        typer.Option(min=1, help="What tuned plain Serve holds, instead of calibrating."),
+        typer.Option(
+            min=1,
+            help="Capacity of tuned plain Serve, requests per second, instead of a calibration. "
+            "Needs --slo-ms and --wait-ms.",
+        ),
     ] = None,
-    slo_ms: Annotated[float | None, typer.Option(help="With --rate.")] = None,
-    wait_ms: Annotated[float | None, typer.Option(help="Tuned wait, with --rate.")] = None,
-    replicas: Annotated[int, typer.Option(min=1)] = 2,
-    seed: Annotated[int, typer.Option(help="Of the recorded stream.")] = 0,
+    slo_ms: Annotated[
+        float | None, typer.Option(help="Latency SLO in milliseconds, with --rate.")
+    ] = None,
+    wait_ms: Annotated[
+        float | None,
+        typer.Option(help="Wait of tuned plain Serve in milliseconds, with --rate."),
+    ] = None,
+    replicas: Annotated[int, typer.Option(min=1, help="Number of replicas of each system.")] = 2,
+    seed: Annotated[int, typer.Option(help="Seed of the recorded stream.")] = 0,
     extras: Annotated[
-        bool, typer.Option(help="Also two models on one pool, and replicas that follow the load.")
+        bool,
+        typer.Option(help="Also show two models on one pool, and replicas that follow the load."),
     ] = True,
     quick: Annotated[
-        bool, typer.Option("--quick", help="About a minute: less of everything, no extras.")
+        bool, typer.Option("--quick", help="Take about a minute: short measurements, no extras.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
@@ -92,7 +104,7 @@ def demo(
 
 @dataclass(frozen=True)
 class Options:
-    """What the command was asked for."""
+    """The options of the command."""
 
     out: Path
     variant: str
@@ -108,10 +120,10 @@ class Options:
 
     @property
     def networks(self) -> tuple[str, ...]:
-        """The network that was asked for, after the smaller ones of `NETWORKS`.
+        """The chosen network, after the smaller networks in `NETWORKS`.
 
         Raises:
-            ValueError: unknown; lists the valid ones.
+            ValueError: the network is unknown. The message has the valid ones.
         """
         from ray_slo.demo.digits.family import FAMILY, spec
 
@@ -121,7 +133,7 @@ class Options:
 
     @property
     def stream_s(self) -> float:
-        """Length of the stream after its warm-up."""
+        """Length of the stream after its warm-up, in seconds."""
         from ray_slo.demo.stream import STORY
 
         usual = QUICK_S if self.quick else sum(stretch.length_s for stretch in STORY)
@@ -134,7 +146,7 @@ class Options:
         return WARM_UP_S if self.stream_s > 3 * WARM_UP_S else self.stream_s / 6
 
     def steps(self, systems: list[System]) -> dict[str, float]:
-        """Every step, and how many seconds it takes on two quiet cores."""
+        """Return every step, and its time on two quiet cores, in seconds."""
         stream_s, start_s = self.stream_s + self.warm_up_s, 4 if self.quick else 8
         return {
             "train": 3.0,
@@ -147,13 +159,13 @@ class Options:
 
 
 def run(console: Any, options: Options) -> dict[str, Any]:
-    """All steps; returns the figures that `--json` prints.
+    """Run all steps. Return the figures that `--json` prints.
 
     Raises:
-        ValueError: options that do not fit together.
+        ValueError: options do not fit together.
     """
     if options.rate is not None and (options.slo_ms is None or options.wait_ms is None):
-        raise ValueError("--rate goes with --slo-ms and --wait-ms: nothing is calibrated then")
+        raise ValueError("--rate needs --slo-ms and --wait-ms, as nothing is calibrated then")
     from ray_slo.demo.systems import choose, enter_fast_mode
 
     mode = enter_fast_mode()  # before Ray Serve is imported
@@ -189,7 +201,7 @@ def run(console: Any, options: Options) -> dict[str, Any]:
 
 
 def _train(shown: Shown, networks: tuple[str, ...]) -> dict[str, float]:
-    """Accuracy of each network."""
+    """Train the networks, unless they are cached. Return the accuracy of each."""
     from ray_slo.cli._output import percent
     from ray_slo.demo.digits.train import accuracies
 
@@ -208,7 +220,7 @@ def _serve(
     about: dict[str, Any],
     options: Options,
 ) -> Found:
-    """Calibrate, give every system the same requests, and show the rest."""
+    """Calibrate, send every system the same requests, and run the extras."""
     from ray_slo.demo import extras, stream
     from ray_slo.demo.client import Client
     from ray_slo.demo.digits.data import test_pngs
@@ -224,7 +236,7 @@ def _serve(
         profile_s=1.0 if options.quick else 3.0,
     )
     for system in systems:
-        system.app(settings)  # what cannot be built is better said now than after minutes
+        system.app(settings)  # fail now, not after minutes, if an application cannot be built
     story = stream.shortened(stream.STORY, options.stream_s)
     shown.step("start", "starting Ray on this machine")
     with local_serve() as url, Client() as client:
@@ -258,7 +270,7 @@ def _serve(
 
 @dataclass(frozen=True)
 class _Bench:
-    """Where systems run, and who watches and tells."""
+    """The environment of the systems: URL, client, watch of the machine, and console."""
 
     shown: Shown
     watch: Watch
@@ -267,7 +279,7 @@ class _Bench:
     payloads: Payloads
 
     def calibrate(self, settings: Settings, options: Options) -> Calibration:
-        """SLO, rate and wait: measured, or as told."""
+        """Return SLO, rate and wait: measured, or from the options."""
         from ray_slo.demo.calibrate import FULL, QUICK, Calibration, calibrate
         from ray_slo.demo.systems import plain, running
 
@@ -288,7 +300,7 @@ class _Bench:
         return found
 
     def stream(self, system: System, workload: Recorded, found: Found) -> None:
-        """Give a system the stream; fills in `found`."""
+        """Send the stream to a system, and store the result in `found`."""
         from ray_slo.cli._output import number
         from ray_slo.demo.stream import GIVEN_UP_S
         from ray_slo.demo.systems import running

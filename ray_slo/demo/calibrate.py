@@ -1,8 +1,9 @@
-"""Find an SLO, the best wait and the rate that plain Serve holds with it on this machine.
+"""Calibration: find an SLO, the best wait, and the rate that plain Serve then holds on this
+machine. Serve *holds* a rate if at most 1 % of the requests are bad.
 
-A profile of the network will not do: HAProxy, replicas and client need CPU, too. So every figure is
-measured on plain Serve over HTTP. A noisy machine must not spoil it, and no way of batching may
-be favoured by a quiet moment: the ways take turns in short probes, and medians count.
+A profile of the network is not enough, because HAProxy, replicas and client need CPU too. So every
+figure is measured on plain Serve over HTTP. The ways of batching take turns in short probes, and
+medians count. So a disturbance of the machine favours none of them.
 """
 
 from __future__ import annotations
@@ -20,26 +21,27 @@ from ray_slo.demo.systems import DEFAULT_WAIT_S, Settings, Way
 from ray_slo.load.workload import Payloads, Recorded
 from ray_slo.simulation.arrivals import Poisson
 
-BATCH = 8  # a batch this large is where batching has clearly paid off for the digits networks
+BATCH = 8  # batches of this size are clearly more efficient than single images
 SLO_ROUNDS = 3
-WAITS = (0.25, 0.5, 1.0)  # of the time that such a batch takes: waits to try
-FINE = 0.01  # bad rate at which plain Serve counts as keeping up
-STEP = 1.12  # a rate goes up by this factor where it was held, else down
-FIRST = 0.85  # of the capacity: the first rate
-MINIMUM, MAXIMUM = 0.3, 1.6  # of the capacity: no rate outside is tried
-LAST = 5  # rates of a way whose median it holds
-PROBE_SLOS = 6  # times the SLO: in less, a queue that grows would not make requests late
-IDLE_S = 3.0  # that the rest of a probe may take to leave the queues
+WAITS = (0.25, 0.5, 1.0)  # waits to try, as shares of the time of such a batch
+FINE = 0.01  # a rate is held up to this bad rate
+STEP = 1.12  # the next rate is larger by this factor if the rate was held, else smaller
+FIRST = 0.85  # first rate, as a share of the capacity
+MINIMUM, MAXIMUM = 0.3, 1.6  # range of the rates, as shares of the capacity
+LAST = 5  # a way holds the median of its last rates, this many
+PROBE_SLOS = 6  # length of a probe in SLOs; in a shorter one, a growing queue makes nothing late
+IDLE_S = 3.0  # longest wait for empty queues after a probe
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to measure.
+    """The amount of measurement.
 
     Attributes:
-        probe_s: length of a probe, from the least to the most; between these, `PROBE_SLOS`.
-        capacity_s, repeats: length and number of the measurements of the capacity.
-        alive: how many ways are still probed, round by round.
+        probe_s: least and largest length of a probe, in seconds. Between them, it is `PROBE_SLOS`
+            times the SLO.
+        capacity_s, repeats: length in seconds and number of the measurements of the capacity.
+        alive: number of ways that are probed in each round.
     """
 
     probe_s: tuple[float, float] = (3.0, 6.0)
@@ -56,9 +58,9 @@ QUICK = Effort(probe_s=(1.5, 3.0), capacity_s=1.0, repeats=3, alive=(3, 1, 1))
 class Climb:
     """One way of batching, and the rates at which it was probed.
 
-    A rate goes up where it was held and down where it was not. Once it goes to and fro, the median
-    of the last rates is the rate that is held half of the time: one disturbed probe moves it by no
-    more than a step.
+    The rate goes up if it was held, and down if it was not. After some probes it goes up and down
+    around the rate that is held half of the time. The result is the median of the last rates, so
+    one disturbed probe changes it by at most one step.
     """
 
     way: Way
@@ -67,20 +69,21 @@ class Climb:
     tried: list[tuple[float, float]] = field(default_factory=list)  # (rate, bad rate)
 
     def told(self, bad: float) -> None:
-        """What the probe at `rate` showed; `rate` is the next one then."""
+        """Take the bad rate of the probe at `rate`, and set `rate` to the next one."""
         self.tried.append((self.rate, bad))
         factor = STEP if bad <= FINE else 1 / STEP
         self.rate = float(np.clip(self.rate * factor, *self.bounds))
 
     @property
     def held(self) -> float:
-        """The rate that this way holds, requests/s."""
+        """The rate that this way holds, in requests per second."""
         rates = [rate for rate, _ in self.tried]
         return float(np.median([*rates, self.rate][-LAST:]))
 
     @property
     def rank(self) -> tuple[float, float]:
-        """The better way has the larger rank: what it holds, then how few were bad."""
+        """Rank of this way; a better way has a larger one. It is the held rate, then the share of
+        requests that were not bad."""
         return self.held, -float(np.mean([bad for _, bad in self.tried] or [0.0]))
 
 
@@ -90,15 +93,15 @@ def race(
     probe: Callable[[Way, float], float],
     alive: Sequence[int],
 ) -> tuple[Climb, list[Climb]]:
-    """The best way to batch, and all of them.
+    """Return the best way of batching, and all ways.
 
-    In each round, each way that is left is probed once, at a rate of its own. Then the worst ones
-    leave.
+    In each round, each remaining way is probed once, at its own rate. Then the worst ways are left
+    out.
 
     Args:
-        capacity: requests/s; the first rate is a share of it.
-        probe: bad rate of a way at a rate.
-        alive: how many ways are probed, round by round.
+        capacity: capacity in requests per second. The first rate is a share of it.
+        probe: function that returns the bad rate of a way at a rate.
+        alive: number of ways that are probed in each round.
     """
     bounds = (MINIMUM * capacity, MAXIMUM * capacity)
     climbs = [Climb(way, FIRST * capacity, bounds) for way in ways]
@@ -112,12 +115,14 @@ def race(
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was found.
+    """The result of the calibration.
 
     Attributes:
-        capacity: answers/s of plain Serve with requests always in flight, median of repeats.
-        held: rate that plain Serve holds with the best way to batch, requests/s.
-        climbs: all ways and the rates at which they were probed.
+        settings: settings of all systems.
+        capacity: answers per second of plain Serve with requests always in flight. Median of the
+            repetitions.
+        held: rate that plain Serve holds with the best way of batching, in requests per second.
+        climbs: all ways, and the rates at which they were probed.
     """
 
     settings: Settings
@@ -127,10 +132,10 @@ class Calibration:
 
 
 def ways(round_s: float) -> list[Way]:
-    """Ways to batch with `@serve.batch`, among which the best is searched.
+    """Return the ways of batching with `@serve.batch` that are compared.
 
     Args:
-        round_s: time that a batch of `BATCH` takes end to end.
+        round_s: time from end to end of a batch of `BATCH` images, in seconds.
     """
     waits = [DEFAULT_WAIT_S, *(share * round_s for share in WAITS)]
     return [*(Way(wait) for wait in waits), Way(DEFAULT_WAIT_S, off_loop=False)]
@@ -144,13 +149,13 @@ def calibrate(
     effort: Effort = FULL,
     say: Callable[[str], None] = lambda _: None,
 ) -> Calibration:
-    """Measure what plain Serve can do; a tunable one must run at the URL.
+    """Measure plain Serve. A tunable application must run at the URL.
 
-    * Capacity: answers/s with 8 requests per replica always in flight, in blocking style (whose
-      batches then hold all that are in flight).
-    * SLO: three times the time that such a batch takes end to end: one to wait for a running
-      batch, one to run, one for bursts.
-    * Way and rate: the best of `ways`, by `race`. A rate is held if at most 1 % of a probe's
+    * Capacity: answers per second with 8 requests per replica always in flight. The method blocks,
+      so its batches contain all requests in flight.
+    * SLO: three times the time of such a batch from end to end: one to wait for a running batch,
+      one to run, and one for bursts.
+    * Way and rate: the best of `ways`, found by `race`. A rate is held if at most 1 % of a probe's
       requests are bad.
     """
     in_flight = BATCH * settings.num_replicas
@@ -188,7 +193,7 @@ def calibrate(
 
 
 def _wait_until_idle(client: Client, url: str, payloads: Payloads, slo_s: float) -> None:
-    """Until lone requests are answered in time again, in each replica most likely."""
+    """Wait until single requests are in time again, most likely in each replica."""
     lone = Recorded.record([0.0, 0.01, 0.02, 0.03], payloads, duration_s=0.1)
     end = time.monotonic() + IDLE_S
     while time.monotonic() < end:
@@ -200,7 +205,7 @@ def _wait_until_idle(client: Client, url: str, payloads: Payloads, slo_s: float)
 def poisson(
     payloads: Payloads, rate: float, duration_s: float, *, warmup_s: float, seed: int
 ) -> Recorded:
-    """A recorded Poisson workload."""
+    """Return a recorded Poisson workload."""
     times = Poisson(rate=rate).times(duration_s, np.random.default_rng(seed))
     about: dict[str, Any] = {"arrivals": "poisson", "rate": rate}
     return Recorded.record(
@@ -209,6 +214,6 @@ def poisson(
 
 
 def round_up(seconds: float) -> float:
-    """Up to two significant digits: an SLO that a person would write."""
+    """Round a time up to two significant digits, in seconds, as a person would choose an SLO."""
     unit = 10.0 ** (math.floor(math.log10(seconds)) - 1)
     return math.ceil(seconds / unit) * unit

@@ -1,4 +1,4 @@
-"""The load generator of the demo, in a process of its own."""
+"""The load generator of the demo. It runs in a separate process."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ray_slo.load.drive import run_http
 from ray_slo.load.report import LoadResult
 from ray_slo.load.workload import Payloads, Recorded
 
-START_S = 120.0  # within which a new application must answer
+START_S = 120.0  # a new application must answer within this time, in seconds
 
 
 class Client:
-    """The load generator, in a process of its own that lives as long as this object."""
+    """The load generator. Its process lives as long as this object."""
 
     def __init__(self) -> None:
         self._pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
@@ -37,15 +37,16 @@ class Client:
         timeout_s: float,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[LoadResult, float]:
-        """What came of a stream, and when it began on the monotonic clock, seconds."""
+        """Send a stream. Return its result, and its start on the monotonic clock, in seconds."""
         arguments = (url, workload, payloads, slo_s, timeout_s, headers)
         return self._pool.submit(_send, *arguments).result()
 
     def wait_until_answered(self, url: str, payloads: Payloads) -> None:
-        """Return when a request is answered: HAProxy may learn of an application a little later.
+        """Wait until a request is answered. HAProxy may learn of a new application with a delay.
 
         Raises:
-            ConnectionError: none was within two minutes; with the last answer.
+            ConnectionError: no request was answered within two minutes. The message has the last
+                answer.
         """
         self._pool.submit(_wait_until_answered, url, payloads).result()
 
@@ -57,10 +58,10 @@ class Client:
         duration_s: float,
         headers: Mapping[str, str],
     ) -> float:
-        """Answers per second with `in_flight` requests always in flight.
+        """Return the answers per second with `in_flight` requests always in flight.
 
         Raises:
-            RuntimeError: an answer was no success.
+            RuntimeError: an answer was an error.
         """
         arguments = (url, payloads, in_flight, duration_s, headers)
         return self._pool.submit(_closed_loop, *arguments).result()
@@ -74,7 +75,7 @@ def _send(
     timeout_s: float,
     headers: Mapping[str, str] | None,
 ) -> tuple[LoadResult, float]:
-    import aiohttp  # noqa: F401  its import is not part of the stream
+    import aiohttp  # noqa: F401  import it before the stream begins
 
     began_s = time.monotonic()
     result = run_http(url, workload, payloads, slo_s=slo_s, timeout_s=timeout_s, headers=headers)

@@ -1,4 +1,5 @@
-"""A plain sentence for each part of the report, made of its figures, whichever way they go."""
+"""One sentence for each part of the report, made from its figures. It also says when ray-slo is
+worse."""
 
 from __future__ import annotations
 
@@ -12,14 +13,16 @@ from ray_slo.demo.extras import HIGH, LOW_AGAIN, Following, Model
 from ray_slo.demo.machine import Use
 from ray_slo.demo.stream import BURST, CALM, RISE, WHOLE, OverTime, Stretch, Sums, starts
 
-AHEAD = 1.3  # times the goodput of tuned plain Serve: what was asked of the whole run
-LEVEL = 0.98  # of its goodput in the calm stretch
-KEPT = 0.05  # bad rate up to which a model kept its SLO
-POINT = 0.1  # percentage points of accuracy below which a difference is none
+# Required goodput in the whole run, and in the calm stretch, as multiples of tuned plain Serve's.
+AHEAD = 1.3
+LEVEL = 0.98
+KEPT = 0.05  # a model keeps its SLO up to this bad rate
+POINT = 0.1  # smaller differences in accuracy, in percentage points, count as none
 
 
 def compared(name: str, ours: Mapping[str, Sums], plain: Mapping[str, Sums]) -> str:
-    """One system beside tuned plain Serve: the whole run, and the calm stretch."""
+    """Return the sentence that compares a system with tuned plain Serve, in the whole run and in
+    the calm stretch."""
     whole, calm = ratio(ours[WHOLE], plain[WHOLE]), ratio(ours[CALM], plain[CALM])
     if whole is None:
         verdict = "answers requests in time, and tuned plain Serve answers none"
@@ -43,12 +46,13 @@ def compared(name: str, ours: Mapping[str, Sums], plain: Mapping[str, Sums]) -> 
 
 
 def ratio(ours: Sums, plain: Sums) -> float | None:
-    """Goodput, as a multiple of plain Serve's; None if plain Serve has none."""
+    """Return the goodput as a multiple of plain Serve's. None if plain Serve has none."""
     return ours.goodput / plain.goodput if plain.goodput > 0 else None
 
 
 def accuracy(times: OverTime, story: Sequence[Stretch], found: Mapping[str, Sums]) -> str:
-    """What the deployment with variants gave up in the overload: accuracy, or time."""
+    """Return the sentence about the deployment with variants in the overload: its accuracy, and its
+    share of answers in time."""
     by_stretch = _means(times, story)
     calm, overload = by_stretch[CALM], min(by_stretch[RISE], by_stretch[BURST])
     if np.isnan(calm) or np.isnan(overload):
@@ -66,7 +70,8 @@ def accuracy(times: OverTime, story: Sequence[Stretch], found: Mapping[str, Sums
 
 
 def _means(times: OverTime, story: Sequence[Stretch]) -> dict[str, float]:
-    """Mean accuracy in each stretch, weighted by answers in time; NaN where there is none."""
+    """Return the mean accuracy in each stretch, in percent, weighted by answers in time. NaN if
+    there are none."""
     begins = starts(story, 0.0)
     found = {}
     for stretch, (begin, end) in zip(story, itertools.pairwise(begins), strict=True):
@@ -81,7 +86,7 @@ def _means(times: OverTime, story: Sequence[Stretch]) -> dict[str, float]:
 
 
 def two_models(models: Sequence[Model]) -> str:
-    """Whether each model kept its own SLO."""
+    """Return the sentence that says whether each model kept its own SLO."""
     missed = [model for model in models if model.sums.bad > KEPT]
     each = "; ".join(
         f"{model.name}: {percent(1 - model.sums.bad)} within {1e3 * model.slo_s:.0f} ms"
@@ -94,7 +99,7 @@ def two_models(models: Sequence[Model]) -> str:
 
 
 def following(found: Following) -> str:
-    """Whether replicas came with the load and went with it."""
+    """Return the sentence that says whether the number of replicas followed the load."""
     before, most, after = found.first(HIGH), found.most(HIGH), found.last(LOW_AGAIN)
     bad = found.sums[HIGH].bad
     if most <= before and bad <= KEPT:
@@ -121,10 +126,10 @@ def following(found: Following) -> str:
 
 
 def machine(uses: Mapping[str, Use]) -> tuple[bool, str]:
-    """Whether the machine was disturbed, and how.
+    """Return whether the machine was disturbed, and a sentence about it.
 
     Args:
-        uses: by what was measured then.
+        uses: use of the machine by other processes, for each part of the run.
     """
     complaints = [
         f"{name}: {' and '.join(found)}"

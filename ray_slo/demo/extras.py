@@ -1,5 +1,5 @@
-"""What plain Serve has no words for: two models with unlike SLOs on the same replicas, and replicas
-that follow the load. Each is a short run of its own after the stream."""
+"""Features that plain Serve does not have: two models with different SLOs on the same replicas, and
+replicas that follow the load. Each is a short run after the stream."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ray_slo.load.report import LoadResult
 from ray_slo.load.workload import Payloads
 
 HASTY, CAREFUL = "hasty", "careful"
-SHARES = {HASTY: 0.5, CAREFUL: 2.0}  # of the stream's SLO
-LOADS = {HASTY: 0.6, CAREFUL: 0.4}  # times what tuned plain Serve holds
+SHARES = {HASTY: 0.5, CAREFUL: 2.0}  # SLO of each model, as a multiple of the stream's SLO
+LOADS = {HASTY: 0.6, CAREFUL: 0.4}  # rate of each, as a multiple of what tuned plain Serve holds
 BOTH_S = 14.0
 LOW, HIGH, LOW_AGAIN = "low", "high", "low again"
 FOLLOWED = (Stretch(LOW, 7.0, 0.25), Stretch(HIGH, 20.0, 0.85), Stretch(LOW_AGAIN, 13.0, 0.25))
@@ -31,7 +31,7 @@ class Model:
     """One of two models on the same replicas.
 
     Attributes:
-        batch: mean size of its batches.
+        batch: mean size of the model's batches.
     """
 
     name: str
@@ -101,9 +101,10 @@ class Following:
     """Replicas that follow the load.
 
     Attributes:
-        workers: (seconds since the end of the warm-up, workers that serve), in order of time.
-        times: requests second by second.
-        sums: by stretch.
+        workers: pairs of a time in seconds since the end of the warm-up, and the number of workers
+            that serve. In order of time.
+        times: figures of each second.
+        sums: figures of each stretch.
     """
 
     workers: Sequence[tuple[float, int]]
@@ -112,21 +113,22 @@ class Following:
     story: Sequence[Stretch] = field(default=FOLLOWED)
 
     def first(self, stretch: str) -> int:
-        """The number of workers at the start of a stretch."""
+        """Return the number of workers at the start of a stretch."""
         during = self._during(stretch)
         return during[0][1] if during else 0
 
     def most(self, stretch: str) -> int:
-        """The largest number of workers during a stretch."""
+        """Return the largest number of workers during a stretch."""
         return max((count for _, count in self._during(stretch)), default=0)
 
     def last(self, stretch: str) -> int:
-        """The number of workers at the end of a stretch."""
+        """Return the number of workers at the end of a stretch."""
         during = self._during(stretch)
         return during[-1][1] if during else 0
 
     def first_more_s(self, stretch: str) -> float | None:
-        """Seconds from the start of a stretch to its first additional worker."""
+        """Return the time from the start of a stretch to its first additional worker, in seconds.
+        None if there was none."""
         during = self._during(stretch)
         begin = self._begins(stretch)
         more = [at - begin for at, count in during if count > during[0][1]]
@@ -171,7 +173,7 @@ def following(
 
 
 def followed(result: LoadResult, workers: Sequence[tuple[float, int]]) -> Following:
-    """The figures of a run and of the workers that were counted meanwhile."""
+    """Return the figures of a run, with the numbers of workers that were counted meanwhile."""
     parts = {stretch.name: (stretch.name,) for stretch in FOLLOWED}
     end = sum(stretch.length_s for stretch in FOLLOWED)
     inside = [(at, count) for at, count in workers if 0 <= at < end]
@@ -180,7 +182,8 @@ def followed(result: LoadResult, workers: Sequence[tuple[float, int]]) -> Follow
 
 @contextmanager
 def counted(period_s: float = 0.5) -> Iterator[list[tuple[float, int]]]:
-    """Counts the workers that serve, on a thread; (time on the monotonic clock, workers)."""
+    """Count the serving workers in a thread. Yield a list of pairs of a time on the monotonic clock
+    and the number of workers; it grows while the context is open."""
     from ray import serve
 
     handle: Any = serve.get_app_handle(APP)
@@ -189,7 +192,7 @@ def counted(period_s: float = 0.5) -> Iterator[list[tuple[float, int]]]:
 
     def count() -> None:
         while not over.wait(period_s):
-            with suppress(Exception):  # where the answer is late, the next one will do
+            with suppress(Exception):  # a missing reading is replaced by the next one
                 plan = handle.slo_status.remote().result(timeout_s=5)["plan"]
                 ready = sum(bool(worker["ready"]) for worker in plan.get("workers", {}).values())
                 seen.append((time.monotonic(), ready))

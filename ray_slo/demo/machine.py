@@ -1,7 +1,8 @@
-"""Was the machine disturbed? CPU that other processes took, CPU that was stolen, a late client.
+"""Check whether the machine was disturbed: CPU time of other processes, CPU time that the host of a
+virtual machine took (steal time), and a late client.
 
-Reads /proc, so it knows this on Linux only. Every process that this one starts has a mark in its
-environment; whatever has no mark is somebody else's.
+It reads /proc, so it works only on Linux. Every process that the demo starts has a mark in its
+environment. A process without the mark is not the demo's.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from typing import NamedTuple
 
 from ray_slo.load.report import LATE_GENERATOR_S
 
-MARK = "DEMO_RUN_OF_RAY_SLO"  # no setting: a name with our prefix would be taken for one
-OTHERS = 0.10  # of the machine's CPU time: what other processes may take in a quiet run
-STOLEN = 0.03  # of the machine's CPU time: what its host may take
+MARK = "DEMO_RUN_OF_RAY_SLO"  # without the prefix RAY_SLO_, which would make it a setting
+OTHERS = 0.10  # share of the CPU time that other processes may take in a quiet run
+STOLEN = 0.03  # share of the CPU time that the host may take in a quiet run
 
 
 @dataclass(frozen=True)
 class Reading:
-    """CPU seconds since the machine and its processes started.
+    """CPU times since the machine and its processes started, in seconds.
 
     Attributes:
-        at_s: on the monotonic clock.
-        busy_s, stolen_s: of all cores.
-        ours_s: of each of our processes, by its id and start.
+        at_s: time of the reading on the monotonic clock.
+        busy_s, stolen_s: busy and stolen time of all cores together.
+        ours_s: CPU time of each of the demo's processes, by its ID and start.
     """
 
     at_s: float
@@ -43,9 +44,9 @@ class Use:
     """Shares of the machine's CPU time in a part of a run.
 
     Attributes:
-        others, stolen: taken by processes that are not the demo's, and by the machine's host.
-            None where the system does not tell.
-        late_s: by which the client sent its requests too late, 99th percentile.
+        others: share that processes of others took. None if the system does not report it.
+        stolen: share that the machine's host took. None if the system does not report it.
+        late_s: 99th percentile of the time by which the client sent its requests too late.
     """
 
     others: float | None
@@ -53,7 +54,7 @@ class Use:
     late_s: float
 
     def complaints(self) -> list[str]:
-        """How the machine was disturbed; empty if it was not."""
+        """The disturbances of the machine, in words. Empty if there were none."""
         found = []
         if self.others is not None and self.others > OTHERS:
             found.append(f"other programs took {100 * self.others:.0f} % of the CPU time")
@@ -65,15 +66,16 @@ class Use:
 
 
 def used(readings: Sequence[Reading], cores: int) -> tuple[float | None, float | None]:
-    """(others' share, stolen share) of the CPU time between the first reading and the last.
+    """Return the shares of the CPU time that others took and that were stolen, between the first
+    and the last reading.
 
-    A process that ended between two readings counts up to the first of them.
+    A process that ended between two readings counts up to the earlier one.
     """
     if len(readings) < 2 or readings[-1].at_s <= readings[0].at_s:
         return None, None
     ours_s = 0.0
     for before, after in itertools.pairwise(readings):
-        # A process that is new has spent all its time since the reading before.
+        # A new process has used all its CPU time since the previous reading.
         ours_s += sum(s - before.ours_s.get(one, 0.0) for one, s in after.ours_s.items())
     first, last = readings[0], readings[-1]
     whole = cores * (last.at_s - first.at_s)
@@ -82,7 +84,7 @@ def used(readings: Sequence[Reading], cores: int) -> tuple[float | None, float |
 
 
 class Watch:
-    """Reads the machine's CPU times twice a second, on a thread, while it is entered."""
+    """Context manager that reads the machine's CPU times twice per second, in a thread."""
 
     def __init__(self, period_s: float = 0.5, proc: Path = Path("/proc")) -> None:
         self._period_s, self._proc = period_s, proc
@@ -94,7 +96,7 @@ class Watch:
         self._tick_s = 1 / os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0.01
 
     def __enter__(self) -> Watch:
-        os.environ[MARK] = str(os.getpid())  # inherited by all that is started from now on
+        os.environ[MARK] = str(os.getpid())  # processes that start from now on inherit it
         self._thread.start()
         return self
 
@@ -104,7 +106,7 @@ class Watch:
         os.environ.pop(MARK, None)
 
     def use(self, from_s: float, to_s: float, late_s: float = 0.0) -> Use:
-        """What was taken from the demo between two times on the monotonic clock."""
+        """Return the use of the machine by others between two times on the monotonic clock."""
         inside = [r for r in self._readings if from_s <= r.at_s <= to_s]
         others, stolen = used(inside, os.cpu_count() or 1)
         return Use(others, stolen, late_s)
@@ -116,7 +118,7 @@ class Watch:
             self._readings.append(reading)
 
     def read(self) -> Reading | None:
-        """The CPU times now; None where there is no /proc."""
+        """Return the present CPU times, or None if there is no /proc."""
         at_s = time.monotonic()
         try:
             fields = (self._proc / "stat").read_text().split("\n", 1)[0].split()[1:]
@@ -137,8 +139,8 @@ class Watch:
         return Reading(at_s, busy_s, stolen * self._tick_s, ours)
 
     def _ours(self, pid: int, seen: Mapping[int, _Process]) -> bool:
-        """Whether a process has the mark, or a parent of ours: Ray's workers overwrite their
-        environment with their title."""
+        """Return whether a process is the demo's: it has the mark, or a parent that is the demo's.
+        Ray's workers overwrite their environment with their title, so they lose the mark."""
         if pid not in seen:
             return False
         one = pid, seen[pid].start
@@ -150,19 +152,19 @@ class Watch:
     def _has_mark(self, pid: int) -> bool:
         try:
             return self._mark in (self._proc / str(pid) / "environ").read_bytes().split(b"\0")
-        except OSError:  # another user's, or ended
+        except OSError:  # the process is another user's, or has ended
             return False
 
 
 class _Process(NamedTuple):
     parent: int
-    start: int  # ticks since the machine started; tells processes with the same id apart
-    ticks: int  # of CPU
+    start: int  # clock ticks from the machine's start; it differs if an ID is reused
+    ticks: int  # CPU time in clock ticks
 
 
 def _process(folder: Path) -> _Process | None:
     try:
-        # The name in parentheses may have spaces of its own.
+        # The name in parentheses may contain spaces.
         fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
         return _Process(int(fields[1]), int(fields[19]), int(fields[11]) + int(fields[12]))
     except (OSError, IndexError):  # it has ended

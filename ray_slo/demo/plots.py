@@ -31,10 +31,10 @@ ON_PAPER: dict[str, object] = {  # of the files; the page has `report_html.style
 def story(
     runs: Mapping[System, OverTime], stretches: Sequence[Stretch], slo_ms: float, unit: float
 ) -> Figure:
-    """What was offered, and what each system answered in time, over time.
+    """Plot the offered rate, and each system's rate of answers in time, over time.
 
     Args:
-        unit: the rate that a stretch's load is a multiple of, requests/s.
+        unit: rate that the stretches' loads are multiples of, in requests per second.
     """
     from matplotlib.figure import Figure
 
@@ -54,10 +54,10 @@ def story(
             color=COLOURS[system.key],
             linewidth=WIDTHS[system.key],
             linestyle="-" if system.ours else (0, (4, 1.5)),
-            zorder=6 - WIDTHS[system.key],  # where lines are the same, each is seen
+            zorder=6 - WIDTHS[system.key],  # thin lines above wide ones, so that all are visible
             label=system.name,
         )
-    # Names stand above the lines, the legend beside them.
+    # The names of the stretches are above the lines, and the legend is beside them.
     top = 1.18 * max(float(times.offered.max()) for times in runs.values())
     axis.set_ylim(0, top)
     _name_stretches(axis, stretches, top, unit)
@@ -74,7 +74,7 @@ def story(
 def accuracy(
     runs: Mapping[System, OverTime], stretches: Sequence[Stretch], slo_ms: float, unit: float
 ) -> Figure:
-    """Latency of every system over time, and the accuracy of the networks that answered."""
+    """Plot each system's latency over time, and the accuracy of the networks that answered."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.0, 4.6), layout="constrained")
@@ -99,7 +99,7 @@ def accuracy(
 
 
 def following(found: Following) -> Figure:
-    """Requests offered and answered in time over time, and the replicas that served."""
+    """Plot the offered rate, the rate of answers in time, and the number of serving replicas."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.0, 3.8), layout="constrained")
@@ -129,10 +129,10 @@ def following(found: Following) -> Figure:
 
 
 def save(figure_of: Any, folder: Path, name: str) -> list[Path]:
-    """Write a figure as SVG and PNG, on white.
+    """Write a figure with a white background as SVG and PNG. Return the paths.
 
     Args:
-        figure_of: makes the figure.
+        figure_of: function that makes the figure.
     """
     import matplotlib
 
@@ -145,7 +145,7 @@ def save(figure_of: Any, folder: Path, name: str) -> list[Path]:
 
 
 def _stairs(at: Any, values: Any) -> tuple[Any, Any]:
-    """A line with a flat piece for each bin."""
+    """Return the points of a line with a flat piece for each bin."""
     half = (at[1] - at[0]) / 2 if len(at) > 1 else 0.5
     edges = np.concatenate([at - half, at[-1:] + half])
     return np.repeat(edges, 2)[1:-1], np.repeat(values, 2)
@@ -154,7 +154,8 @@ def _stairs(at: Any, values: Any) -> tuple[Any, Any]:
 def _name_stretches(
     axis: Axes, stretches: Sequence[Stretch], top: float | None, unit: float
 ) -> None:
-    """A thin line where a stretch begins, and, with a `top`, its name and rate below it."""
+    """Draw a thin line at the start of each stretch. With `top`, write its name and rate below
+    it."""
     begins = starts(stretches, 0.0)
     for at in begins[1:-1]:
         axis.axvline(at, color=OFFERED, linewidth=0.8, linestyle=":")

@@ -1,4 +1,4 @@
-"""A progress bar with the time that is left, for steps whose length is roughly known."""
+"""A progress bar with the remaining time, for steps whose length is roughly known."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
 
 class Steps:
-    """Which steps are done, and how long the others will take.
+    """The progress of a sequence of steps, and the expected remaining time.
 
     Args:
-        expected_s: expected length of each step, in order.
-        now: a clock.
+        expected_s: expected length of each step, in seconds, in order.
+        now: function that returns the time in seconds.
     """
 
     def __init__(
@@ -29,13 +29,13 @@ class Steps:
         self._began = now()
 
     def begin(self, step: str) -> None:
-        """Everything before this step is done."""
+        """Begin a step. All steps before it are done."""
         names = list(self._expected_s)
         self._done = set(names[: names.index(step)])
         self._current, self._began = step, self._now()
 
     def end(self) -> None:
-        """Everything is done."""
+        """Note that all steps are done."""
         self._done, self._current = set(self._expected_s), None
 
     @property
@@ -44,7 +44,8 @@ class Steps:
 
     @property
     def done_s(self) -> float:
-        """Expected seconds of what is done. A step that takes too long stands still at its end."""
+        """Expected time of all that is done, in seconds. If a step takes longer than expected, this
+        waits at the step's end."""
         done = sum(s for name, s in self._expected_s.items() if name in self._done)
         if self._current is not None:
             done += min(self._now() - self._began, self._expected_s[self._current])
@@ -52,7 +53,7 @@ class Steps:
 
     @property
     def left(self) -> str:
-        """The time that is left, in words."""
+        """The remaining time, in words."""
         left_s = self.total_s - self.done_s
         if left_s < 1:
             return "nearly done"
@@ -62,7 +63,7 @@ class Steps:
 
 
 class _Bar(Progress):
-    """Moves with the clock, not only when a step ends."""
+    """A bar that moves with the clock, not only when a step ends."""
 
     def __init__(self, steps: Steps, console: Console) -> None:
         self._steps = steps
@@ -84,7 +85,7 @@ class _Bar(Progress):
 
 
 class Shown:
-    """The steps on a console; text is printed above the bar."""
+    """The progress bar on a console. Text is printed above it."""
 
     def __init__(self, steps: Steps, bar: _Bar, task: Any) -> None:
         self._steps, self._bar, self._task = steps, bar, task
@@ -101,7 +102,8 @@ class Shown:
 
 @contextmanager
 def shown(console: Console, expected_s: Mapping[str, float]) -> Iterator[Shown]:
-    """A bar on the console; where that is no terminal, only what is printed."""
+    """Show a progress bar on the console. If the console is not a terminal, show only the printed
+    text."""
     steps = Steps(expected_s)
     bar = _Bar(steps, console)
     task = bar.add_task("", total=steps.total_s, left="")

@@ -25,10 +25,10 @@ _NARROW = ("", "offered", "in time", "bad", "p50", "p99", "accuracy")  # 80 colu
 
 @dataclass
 class Found:
-    """All that a run of the demo found.
+    """The results of a run of the demo.
 
     Attributes:
-        uses: what else the machine did, by what was measured then.
+        uses: use of the machine by other processes, for each part of the demo.
         seconds: length of the whole demo.
     """
 
@@ -49,12 +49,12 @@ class Found:
 
     @property
     def times(self) -> dict[System, OverTime]:
-        """Each system's run second by second."""
+        """Figures of each second, by system."""
         return {system: over_time(result) for system, result in self.results.items()}
 
     @property
     def conclusions(self) -> list[str]:
-        """A sentence for each of our systems, beside plain Serve if that ran."""
+        """One sentence for each system of ray-slo. It compares with plain Serve if that ran."""
         all_sums = self.sums
         plain = next((s for system, s in all_sums.items() if not system.ours), None)
         if plain is None:
@@ -67,7 +67,7 @@ class Found:
 
     @property
     def accuracy(self) -> str:
-        """What the deployment gave up in the overload; "" where it did not run."""
+        """The sentence about the deployment's accuracy in the overload. "" if it did not run."""
         return next(
             (
                 conclusions.accuracy(over_time(result), self.story, self.sums[system])
@@ -79,13 +79,14 @@ class Found:
 
 
 def milliseconds(value: float | None) -> str:
-    """A latency; those that were given up are longer than is known."""
+    """Format a latency in milliseconds. If it is that of requests that were given up, it is only a
+    lower bound."""
     given_up = value is not None and value >= 1e3 * GIVEN_UP_S
     return f"> {1e3 * GIVEN_UP_S:.0f}" if given_up else number(value)
 
 
 def cells(name: str, found: Sums) -> tuple[str, ...]:
-    """A row of the table."""
+    """Return a row of the table."""
     return (
         name,
         number(found.offered),
@@ -100,7 +101,7 @@ def cells(name: str, found: Sums) -> tuple[str, ...]:
 def rows(
     found: Mapping[System, Mapping[str, Sums]],
 ) -> list[tuple[str, list[tuple[System, tuple[str, ...]]]]]:
-    """The table: each part of the run, and in it a row for each system."""
+    """Return the rows of the table by part of the run, one for each system."""
     return [
         (part, [(system, cells(system.name, of[part])) for system, of in found.items()])
         for part in PARTS
@@ -108,7 +109,7 @@ def rows(
 
 
 def screen_table(found: Mapping[System, Mapping[str, Sums]], title: str) -> Any:
-    """The rich table, for 80 columns."""
+    """Return the table for a terminal with 80 columns."""
     from rich import box
     from rich.table import Table as Screen
 
@@ -128,7 +129,7 @@ def screen_table(found: Mapping[System, Mapping[str, Sums]], title: str) -> Any:
 
 
 def page(found: Found, next_steps: str) -> Page:
-    """The whole report."""
+    """Return the page of the report."""
     disturbed, machine = conclusions.machine(found.uses)
     settings = found.calibration.settings
     facts = [
@@ -171,7 +172,7 @@ def _figure(make: Any) -> str:
 
 
 def story_figure(found: Found) -> Any:
-    """Offered and answered in time, over time."""
+    """Return the figure of the offered rates and the answers in time."""
     calibration = found.calibration
     slo_ms = 1e3 * calibration.settings.slo_s
     return plots.story(found.times, found.story, slo_ms, calibration.held)
@@ -327,13 +328,13 @@ def _networks(found: Found) -> Section:
 
 
 def write(folder: Path, found: Found, next_steps: str) -> Path:
-    """Write `report.html`, `demo.svg` and `demo.png`; the page's path."""
+    """Write `report.html`, `demo.svg` and `demo.png`. Return the path of the page."""
     plots.save(lambda: story_figure(found), folder, "demo")
     return page(found, next_steps).write(folder / "report.html")
 
 
 def figures(found: Found) -> dict[str, Any]:
-    """What `--json` prints."""
+    """Return the figures that `--json` prints."""
     calibration, settings = found.calibration, found.calibration.settings
     disturbed, machine = conclusions.machine(found.uses)
     return {

@@ -1,4 +1,4 @@
-"""The stream that every system gets: calm, a rise, a burst, and calm again; and what came of it."""
+"""The stream that every system gets (calm, a rise, a burst, and calm again), and its results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Stretch:
     """A part of the stream with one rate.
 
     Attributes:
-        load: rate, as a multiple of what tuned plain Serve holds.
+        load: rate, as a multiple of the rate that tuned plain Serve holds.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Stretch:
 
 
 CALM, RISE, BURST, AFTER = "calm", "rise", "burst", "calm again"
-WARM_UP_S = 4.0  # at the first stretch's rate, before it; counts nowhere
+WARM_UP_S = 4.0  # before the first stretch, at its rate; not in any figure
 STORY = (
     Stretch(CALM, 18.0, 0.5),
     Stretch(RISE, 10.0, 1.3),
@@ -44,17 +44,18 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "overload": (RISE, BURST),
     "calm again": (AFTER,),
 }
-"""Rows of the table, and the stretches that each is about."""
+"""Parts of the run in the table, and the stretches in each."""
 
 
 def shortened(story: Sequence[Stretch], length_s: float) -> list[Stretch]:
-    """The same stretches, `length_s` seconds in all."""
+    """Return the same stretches with a total length of `length_s` seconds."""
     share = length_s / sum(stretch.length_s for stretch in story)
     return [replace(stretch, length_s=stretch.length_s * share) for stretch in story]
 
 
 def starts(story: Sequence[Stretch], warm_up_s: float) -> list[float]:
-    """When the stretches begin, and when the last one ends: seconds from the first request."""
+    """Return the start of each stretch, and the end of the last, in seconds from the first
+    request."""
     lengths = [stretch.length_s for stretch in story]
     return [float(at) for at in warm_up_s + np.concatenate([[0.0], np.cumsum(lengths)])]
 
@@ -62,10 +63,10 @@ def starts(story: Sequence[Stretch], warm_up_s: float) -> list[float]:
 def record(
     story: Sequence[Stretch], held: float, payloads: Payloads, *, warm_up_s: float, seed: int
 ) -> Recorded:
-    """The stream: Poisson arrivals in each stretch.
+    """Return the recorded stream. Each stretch has Poisson arrivals.
 
     Args:
-        held: what tuned plain Serve holds, requests/s.
+        held: rate that tuned plain Serve holds, in requests per second.
     """
     rng = np.random.default_rng(seed)
     begins = starts(story, warm_up_s)
@@ -85,14 +86,15 @@ def record(
 
 @dataclass(frozen=True)
 class Sums:
-    """What became of the requests of some stretches.
+    """The figures of some stretches.
 
     Attributes:
-        offered, goodput: requests/s sent, and answered in time.
-        bad: share that was not answered in time.
-        p50_ms, p99_ms: of the requests that were answered or given up; a given-up one counts
-            `GIVEN_UP_S`. None where there is none.
-        accuracy: share of right answers among those in time; None where there is none.
+        offered, goodput: requests per second that were sent, and that were answered in time.
+        bad: share of the requests that were not answered in time.
+        p50_ms, p99_ms: median and 99th percentile of the latency of the requests that were answered
+            or given up, in milliseconds. A given-up request counts as `GIVEN_UP_S`. None if there
+            are none.
+        accuracy: share of right answers among those in time. None if there are none.
         seconds: length of these stretches.
     """
 
@@ -108,7 +110,8 @@ class Sums:
 def sums(
     result: LoadResult, story: Sequence[Stretch], parts: Mapping[str, Sequence[str]] = PARTS
 ) -> dict[str, Sums]:
-    """Figures of each part, by when requests were due."""
+    """Return the figures of each part of the run. A request belongs to the part of its intended
+    send time."""
     begins = starts(story, result.warmup_s)
     index = np.searchsorted(begins, result.requests["intended_s"].to_numpy(), side="right") - 1
     found = {}
@@ -136,14 +139,15 @@ def _sums(frame: pd.DataFrame, seconds: float) -> Sums:
 
 @dataclass(frozen=True)
 class OverTime:
-    """A run second by second, by when requests were due; all arrays have one length.
+    """Figures of a run for each second, by intended send time. All arrays have the shape (bins,).
 
     Attributes:
-        at_s: middle of each bin, seconds since the end of the warm-up.
-        offered, goodput: requests/s.
-        p99_ms: of the answers, late ones and given-up ones included; NaN where there is none.
-        accuracy: mean accuracy of the networks that answered in time, percent; NaN where no answer
-            names it.
+        at_s: middle of each bin, in seconds since the end of the warm-up.
+        offered, goodput: requests per second.
+        p99_ms: 99th percentile of the latency, with late and given-up requests, in milliseconds.
+            NaN if there is none.
+        accuracy: mean accuracy of the networks that answered in time, in percent. NaN if no answer
+            tells it.
     """
 
     at_s: NDArray[np.float64]
@@ -154,7 +158,7 @@ class OverTime:
 
 
 def over_time(result: LoadResult, bin_s: float = 1.0) -> OverTime:
-    """What became of the requests of each second."""
+    """Return the figures of each second."""
     frame = result.measured
     bins = max(round((result.duration_s - result.warmup_s) / bin_s), 1)
     width = (result.duration_s - result.warmup_s) / bins

@@ -1,4 +1,4 @@
-"""The systems that the demo compares, and the local Ray they run on."""
+"""The systems that the demo compares, and the local Ray cluster on which they run."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from ray_slo.models.profiling import THREAD_VARIABLES
 from ray_slo.serve.proxy import modes
 
 APP = "demo"
-SERVER_SHARE = 0.9  # of the SLO, told to ray-slo; the rest is for the way from client and to it
+# ray-slo gets this share of the client's SLO. The rest is for the transfer from and to the client.
+SERVER_SHARE = 0.9
 
 
-DEFAULT_WAIT_S = 0.01  # of @serve.batch
+DEFAULT_WAIT_S = 0.01  # default wait of @serve.batch, seconds
 WAY_HEADER = "x-demo-way"
 
 
 @dataclass(frozen=True)
 class Way:
-    """How plain Serve batches.
+    """A way of batching in plain Serve.
 
     Attributes:
-        wait_s: of `@serve.batch`.
-        off_loop: the network runs in a thread; else it blocks the replica's event loop, where
-            requests then pile up to batches.
+        wait_s: wait of `@serve.batch`, in seconds.
+        off_loop: whether the network runs in a thread. Otherwise it blocks the replica's event
+            loop, and waiting requests form the next batch.
     """
 
     wait_s: float
@@ -37,24 +38,24 @@ class Way:
 
     @property
     def name(self) -> str:
-        """In words."""
+        """Name of the way, in words."""
         default = "the default, " if self.wait_s == DEFAULT_WAIT_S else ""
         blocks = "" if self.off_loop else ", and a method that blocks"
         return f"a wait of {default}{1e3 * self.wait_s:.0f} ms{blocks}"
 
     @property
     def header(self) -> dict[str, str]:
-        """The header with which a request asks a tunable application for this way."""
+        """Header of a request that sets this way in a tunable application."""
         return {WAY_HEADER: json.dumps({"batch_wait_s": self.wait_s, "off_loop": self.off_loop})}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is equal for all systems, and the one way to batch that was tuned.
+    """Settings of all systems, and the tuned way of batching.
 
     Attributes:
-        networks: the digits networks that `@ray_slo.deployment` may choose from, by cost. The other
-            systems have the last one.
+        networks: digits networks that `@ray_slo.deployment` may choose from, in order of cost. The
+            other systems use the last one.
     """
 
     networks: tuple[str, ...]
@@ -66,18 +67,19 @@ class Settings:
 
     @property
     def variant(self) -> str:
-        """The network of systems that have only one."""
+        """Network of the systems that use only one."""
         return self.networks[-1]
 
     @property
     def server_slo_ms(self) -> float:
-        """What ray-slo is told: the client's SLO less a share for the way from and to it."""
+        """SLO that ray-slo gets, in milliseconds: the client's SLO minus a share for the transfer
+        from and to the client."""
         return round(SERVER_SHARE * 1e3 * self.slo_s, 1)
 
 
 @dataclass(frozen=True)
 class System:
-    """A way to serve digits: `app(settings)` is a Serve application at the route `/`."""
+    """A system that serves digits. `app(settings)` returns a Serve application at the route `/`."""
 
     key: str
     name: str
@@ -87,7 +89,8 @@ class System:
 
 
 def plain(settings: Settings, way: Way, tunable: bool = False) -> Any:
-    """Plain Serve with `@serve.batch`; if it is tunable, it also obeys `Way.header`."""
+    """Return an application of plain Serve with `@serve.batch`. A tunable one uses the way in each
+    request's `Way.header`."""
     from ray_slo.demo.digits import plain as module
 
     return module.app(
@@ -153,10 +156,10 @@ SYSTEMS = (
 
 
 def choose(keys: list[str] | None) -> list[System]:
-    """The systems of these keys (default: all), in the order of `SYSTEMS`.
+    """Return the systems of these keys (default: all), in the order of `SYSTEMS`.
 
     Raises:
-        ValueError: an unknown key; lists the valid ones.
+        ValueError: a key is unknown. The message has the valid ones.
     """
     valid = [system.key for system in SYSTEMS]
     if unknown := sorted(set(keys or ()) - set(valid)):
@@ -165,28 +168,28 @@ def choose(keys: list[str] | None) -> list[System]:
 
 
 def enter_fast_mode() -> str:
-    """Choose Serve's fast mode where it is possible, before anything imports Ray Serve; return the
-    mode, in words."""
-    # After 5 s, Serve would take a proxy for dead that is only slow to start.
+    """Choose Serve's fast mode if it is possible. Call this before Ray Serve is imported. Return
+    the mode in words."""
+    # By default, Serve takes a proxy for dead if it needs more than 5 s to start.
     os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
     return modes.enter()
 
 
 @contextmanager
 def local_serve() -> Iterator[str]:
-    """A Ray of our own on the loopback interface, with Serve; yields the URL of its proxy."""
-    os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))  # inherited by every replica
+    """Start a Ray cluster with Serve on the loopback interface. Yield the URL of its proxy."""
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))  # every replica inherits it
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Ray runs its workers at niceness 15: whatever else runs here would come first.
+    # By default, Ray runs its workers at niceness 15, so any other process has priority.
     os.environ.setdefault("RAY_worker_niceness", "0")
     import ray
     from ray import serve
 
-    here = str(Path.cwd())  # deployments/ lives in the working directory, not in the package
+    here = str(Path.cwd())  # deployments/ is in the working folder, not in the package
     paths = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
     ray.init(
         address="local",
-        num_cpus=8,  # slots to place actors in, not cores: replicas, frontend, proxy
+        num_cpus=8,  # slots for actors (replicas, frontend, proxy), not cores
         include_dashboard=False,
         log_to_driver=False,
         logging_level=logging.ERROR,
@@ -201,12 +204,13 @@ def local_serve() -> Iterator[str]:
         )
         yield f"http://127.0.0.1:{port}/"
     finally:
-        ray.shutdown()  # the cluster is ours: Serve goes with it
+        ray.shutdown()  # this process started the cluster, so Serve ends with it
 
 
 @contextmanager
 def running(application: Any) -> Iterator[None]:
-    """The application, ready, at the route `/`; gone afterwards."""
+    """Run an application at the route `/`. It is ready inside the context, and deleted at the
+    end."""
     from ray import serve
 
     serve.run(application, name=APP, route_prefix="/")

@@ -1,1 +1,1 @@
-"""Client tooling: recorded workloads, the open-loop driver and its report."""
+"""Client tools: recorded workloads, the open-loop load generator and its report."""

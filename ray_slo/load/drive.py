@@ -1,11 +1,11 @@
 """Open-loop load generator for HTTP endpoints and Serve handles.
 
-Requests leave at the times of a `Recorded` workload, whether or not earlier ones were answered,
-and latency counts from the *intended* send time: a stalled system cannot slow its own load down,
-and a late generator shows in the figures instead of flattering them (no coordinated omission).
+Requests are sent at the times of a `Recorded` workload, whether or not earlier ones were answered.
+The latency counts from the *intended* send time. So a slow system does not reduce its own load, and
+a late generator makes the latencies longer, not shorter (no coordinated omission).
 
-HTTP uses aiohttp: 0.3 to 0.4 ms of CPU per request here, against 1.1 to 1.2 ms for httpx. Use
-`run_http_process` when this process has other work, so that neither disturbs the other.
+HTTP uses aiohttp, which took 0.3 to 0.4 ms of CPU per request here; httpx took 1.1 to 1.2 ms. If
+this process has other work, use `run_http_process`, so that neither disturbs the other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from typing import Any, Protocol, TypeVar
 from ray_slo.load.report import LoadResult, Sample
 from ray_slo.load.workload import Payloads, Recorded
 
-# uvicorn closes idle connections after 5 s; stop reusing them before, or a request may be lost.
+# uvicorn closes idle connections after 5 s. The client stops using them earlier, because a request
+# on a connection that is being closed is lost.
 _KEEP_ALIVE_S = 3.0
 _STATUS_BY_CODE = {503: "refused", 408: "expired", 504: "expired"}
 
@@ -33,7 +34,7 @@ Came = TypeVar("Came")
 
 
 class Flag(Protocol):
-    """An event of asyncio or of threading."""
+    """An `Event` of asyncio or of threading."""
 
     def is_set(self) -> bool: ...
 
@@ -45,21 +46,23 @@ async def paced(
     start: float | None = None,
     over: Flag | None = None,
 ) -> list[Came]:
-    """Call `send(at, what)` at each due time, whether or not earlier calls have ended.
+    """Call `send(at, what)` at each due time, whether or not earlier calls have ended. Return when
+    all calls have ended.
 
     Args:
-        due: (seconds from the start, what to send), by time. An item is read when the one before
-            it was sent, so that it may depend on what has happened meanwhile.
-        send: must return by itself. What it raises is raised when all calls have ended.
-        start: on the event loop's clock; default: now.
-        over: nothing more is sent once it is set.
+        due: pairs of a time in seconds from the start, and an object to send; in order of time. An
+            item is read after the previous one was sent, so it may depend on earlier answers.
+        send: coroutine function that ends by itself. If it raises an error, the error is raised
+            when all calls have ended.
+        start: start time on the event loop's clock, in seconds. Default: now.
+        over: when it is set, nothing more is sent.
 
     Returns:
-        What the calls returned, in the order of `due`, when all of them have ended.
+        The results of the calls, in the order of `due`.
     """
     loop = asyncio.get_running_loop()
     start = loop.time() if start is None else start
-    running: set[asyncio.Task[Came]] = set()  # without those that ended: a run may take days
+    running: set[asyncio.Task[Came]] = set()  # only unfinished tasks, because a run may take days
     came: dict[int, Came] = {}
     errors: list[BaseException] = []
 
@@ -73,7 +76,7 @@ async def paced(
             came[i] = task.result()
 
     for i, (at, what) in enumerate(due):
-        # Yields even when behind: otherwise the requests that are due would never leave.
+        # Sleep even when late, if only for 0 s: otherwise the created tasks would never run.
         await asyncio.sleep(max(start + at - loop.time(), 0.0))
         if over is not None and over.is_set():
             break
@@ -81,16 +84,17 @@ async def paced(
         running.add(task)
         task.add_done_callback(partial(ended, i))
     await asyncio.gather(*running, return_exceptions=True)
-    await asyncio.sleep(0)  # for the callbacks
+    await asyncio.sleep(0)  # let the callbacks run
     for error in errors:
         raise error
     return [came[i] for i in sorted(came)]
 
 
 async def drive(workload: Recorded, send: Send) -> tuple[list[Sample], float]:
-    """Call `send(payload index, sample)` at each intended time; all samples, and CPU seconds used.
+    """Call `send(payload index, sample)` at each intended time. Return all samples, and the used
+    CPU time in seconds.
 
-    `send` fills the sample and must return by itself (the clients below have a timeout).
+    `send` fills in the sample. It must end by itself; the clients below have a timeout.
     """
     loop = asyncio.get_running_loop()
     samples = [Sample() for _ in range(len(workload))]
@@ -105,7 +109,7 @@ async def drive(workload: Recorded, send: Send) -> tuple[list[Sample], float]:
 
     what = zip(workload.payload.tolist(), samples, strict=True)
     gc.collect()
-    gc.disable()  # a collection in the middle would delay sends
+    gc.disable()  # a garbage collection would delay requests
     try:
         await paced(zip(workload.times_s.tolist(), what, strict=True), one, start=start)
     finally:
@@ -125,15 +129,16 @@ def run_http(
 ) -> LoadResult:
     """Send a workload to an HTTP endpoint from this process, and wait for all answers.
 
-    POSTs the payloads; with none, sends GET requests.
+    Payloads are sent as POST requests. Without payloads, GET requests are sent.
 
     Args:
-        slo_s: what counts as in time, seconds from the intended send time.
-        timeout_s: a request without an answer after this is given up (`timeout`).
-        label_field: where a JSON object answer holds the label.
+        slo_s: largest latency that counts as in time, in seconds from the intended send time.
+        timeout_s: a request without an answer after this time, in seconds, has the status
+            `timeout`.
+        label_field: field of a JSON answer that contains the label.
 
     Raises:
-        ConnectionError: nothing answers at the URL's address.
+        ConnectionError: no server answers at the URL's address.
         ValueError: the workload was recorded for other payloads.
     """
     if payloads is not None:
@@ -147,7 +152,7 @@ def run_http(
 def run_http_process(
     url: str, workload: Recorded, payloads: Payloads | None = None, **options: Any
 ) -> Future[LoadResult]:
-    """`run_http` in a fresh process of its own; returns at once with a future of the result."""
+    """Start `run_http` in a new process. Return a future of its result at once."""
     pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
     future = pool.submit(run_http, url, workload, payloads, **options)
     pool.shutdown(wait=False)
@@ -195,7 +200,12 @@ async def _http(
 
 
 async def _probe(url: str, timeout_s: float) -> None:
-    """ConnectionError, said in words, if nothing listens at the URL's address."""
+    """Check that a server listens at the URL's address.
+
+    Raises:
+        ValueError: the URL has another form.
+        ConnectionError: no server listens there.
+    """
     from urllib.parse import urlsplit
 
     parts = urlsplit(url)
@@ -218,7 +228,8 @@ async def _probe(url: str, timeout_s: float) -> None:
 
 
 def _allow_many_connections(count: int) -> None:
-    """An overloaded system holds a connection per waiting request: raise the soft file limit."""
+    """Raise the soft limit of open files. Every waiting request has a connection, and in overload
+    there are many."""
     try:
         import resource
     except ImportError:  # not on Windows
@@ -239,13 +250,14 @@ async def run_handle(
     label_field: str = "label",
     call_kwargs: Mapping[str, Any] | None = None,
 ) -> LoadResult:
-    """Send a workload through a Serve `DeploymentHandle` (or anything with an awaitable `remote`).
+    """Send a workload through a Serve `DeploymentHandle`, or any object with an awaitable `remote`.
 
-    Runs on the caller's event loop, in a driver or an actor. Arguments as in `run_http`.
+    This runs on the caller's event loop, in a driver or an actor. The other arguments are those of
+    `run_http`.
 
     Args:
-        call_kwargs: passed with every call, such as `response_metadata=True`, with which a ray-slo
-            handle tells variant, batch size and times.
+        call_kwargs: keyword arguments of every call. With `response_metadata=True`, a ray-slo
+            handle adds variant, batch size and times to the answer.
     """
     from ray_slo.serve.frontend.answer import Answer
 
@@ -256,7 +268,7 @@ async def run_handle(
         try:
             response = handle.remote(payloads.items[index], **kwargs)
             answer = await asyncio.wait_for(response, timeout_s)
-        except Exception as error:  # whatever the application raises is a result here
+        except Exception as error:  # an error of the application is a result of the run
             sample.status = status_of(error)
             sample.error = f"{type(error).__name__}: {error}"[:300]
         else:
@@ -272,13 +284,16 @@ async def run_handle(
 
 
 def status_of(error: BaseException) -> str:
-    """ray-slo's errors carry the HTTP status they stand for; the others are told by type."""
-    if type(error) in (TimeoutError, asyncio.TimeoutError):  # ours: `Expired` is a subclass
+    """Return the status of a request that raised `error`. It comes from the HTTP status that
+    ray-slo's errors have; for other errors, from their class."""
+    # The load generator's own timeout has exactly these classes. `Expired` is a subclass.
+    if type(error) in (TimeoutError, asyncio.TimeoutError):
         return "timeout"
     code = getattr(error, "status_code", None)
     if isinstance(code, int) and code in _STATUS_BY_CODE:
         return _STATUS_BY_CODE[code]
-    names = {cls.__name__ for cls in type(error).__mro__}  # by name: this module imports no ray
+    # Compare names of classes, because this module does not import Ray.
+    names = {cls.__name__ for cls in type(error).__mro__}
     if "BackPressureError" in names:
         return "refused"
     return "expired" if "RequestCancelledError" in names else "error"

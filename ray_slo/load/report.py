@@ -1,4 +1,4 @@
-"""What a load run showed: one row per request, a summary, files and plots."""
+"""The result of a load run: one row per request, a summary, files and plots."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STATUSES = ("ok", "late", "refused", "expired", "timeout", "error")
-# A generator later than this (p99) disturbs what it measures, and the summary says so.
+# If the 99th percentile of the generator's lateness is above this, the summary has a warning.
 LATE_GENERATOR_S = 0.02
 
-# header: (column, converter); times arrive in milliseconds and are kept in seconds.
+# Column and converter of each header. Headers have times in milliseconds, columns in seconds.
 _HEADERS: dict[str, tuple[str, Any]] = {
     "x-slo-model": ("model", str),
     "x-slo-variant": ("variant", str),
@@ -35,7 +35,7 @@ _HEADERS: dict[str, tuple[str, Any]] = {
 
 @dataclass(slots=True)
 class Sample:
-    """What became of one request; times are seconds from the start of the run."""
+    """The result of one request. Times are in seconds from the start of the run."""
 
     sent_s: float = math.nan
     done_s: float = math.nan
@@ -43,18 +43,23 @@ class Sample:
     code: int | None = None
     error: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
-    answer: Any = None  # response body, or the handle's result; parsed after the run
+    answer: Any = None  # body of the response, or result of the handle; parsed after the run
 
 
 @dataclass(frozen=True)
 class LoadResult:
     """Requests and figures of one run.
 
-    `requests` has one row per request: `intended_s`, `sent_s`, `done_s` (from the start of the
-    run), `latency_s` (from the intended time), `measured` (sent after the warm-up), `status` (one
-    of `STATUSES`), `code`, `error`, `payload`, `label`, `answer` (the label answered), `correct`
-    (NA where unknown), and where the system told them `model`, `variant`, `accuracy`,
-    `batch_size`, `queue_s`, `exec_s`.
+    Attributes:
+        requests: one row per request, with these columns: `intended_s`, `sent_s`, `done_s` (from
+            the start of the run), `latency_s` (from the intended time), `measured` (whether sent
+            after the warm-up), `status` (one of `STATUSES`), `code`, `error`, `payload`, `label`,
+            `answer` (the label in the answer) and `correct` (NA if unknown). If the answers tell
+            them, also `model`, `variant`, `accuracy`, `batch_size`, `queue_s` and `exec_s`.
+        slo_s: largest latency that counts as in time, in seconds.
+        duration_s: time during which requests were sent, in seconds.
+        warmup_s: time at the start that the figures do not count, in seconds.
+        cpu_s: CPU time of the load generator, in seconds.
     """
 
     requests: pd.DataFrame
@@ -74,7 +79,7 @@ class LoadResult:
         cpu_s: float,
         label_field: str = "label",
     ) -> LoadResult:
-        """From what `drive` returned."""
+        """Make the result from the samples and the CPU time that `drive` returned."""
         done = np.array([s.done_s for s in samples])
         latency = done - workload.times_s
         answered = np.array([s.status == "answered" for s in samples], dtype=bool)
@@ -115,18 +120,18 @@ class LoadResult:
 
     @property
     def measured(self) -> pd.DataFrame:
-        """The requests that count: those intended after the warm-up."""
+        """The requests in the figures: those whose intended send time is after the warm-up."""
         return self.requests[self.requests["measured"]]
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """Figures by name, plain numbers; None where nothing was measured.
+        """Figures by name. A figure is None if there is nothing to compute it from.
 
-        Rates are per second of the measured window. `goodput` counts answers within the SLO;
-        `bad_rate` is the share of requests that got none (late, refused, expired, …). Latency
-        percentiles are over answered requests, in time or late. `mean_batch` is over batches
-        (the mean over requests would weigh large batches twice). `accuracy` is the share of right
-        answers among those in time, where labels are known.
+        Rates are per second of the measured window. `goodput` counts answers within the SLO.
+        `bad_rate` is the share of requests without such an answer (late, refused, expired, …).
+        Latency percentiles are over all answered requests, in time or late. `mean_batch` is the
+        mean over batches; the mean over requests would weigh large batches more. `accuracy` is the
+        share of right answers among those in time, if labels are known.
         """
         frame = self.measured
         window = self.duration_s - self.warmup_s
@@ -171,13 +176,14 @@ class LoadResult:
 
     @property
     def sample_errors(self) -> dict[str, int]:
-        """Distinct error texts of failed requests with their counts, most frequent first."""
+        """The error texts of failed requests and their counts, the most frequent first."""
         failed = self.measured[self.measured["status"] == "error"]
         texts = failed["error"].fillna("no text").str.slice(0, 160)
         return {str(k): int(v) for k, v in texts.value_counts().head(5).items()}
 
     def save(self, folder: str | Path) -> list[Path]:
-        """Write `requests.csv`, `summary.json` and `latency.svg` into a folder; their paths."""
+        """Write `requests.csv`, `summary.json` and `latency.svg` into a folder. Return their
+        paths."""
         out = Path(folder)
         out.mkdir(parents=True, exist_ok=True)
         paths = [out / "requests.csv", out / "summary.json", out / "latency.svg"]
@@ -187,12 +193,14 @@ class LoadResult:
         return paths
 
     def plot(self) -> Figure:
-        """Latency over the run (a point per request), and the distribution of latencies."""
+        """Plot the latency over time, with a point per request, and the distribution of
+        latencies."""
         return plot_runs({"": self})
 
 
 def plot_runs(runs: Mapping[str, LoadResult]) -> Figure:
-    """Latency over time, one panel per run, on a common logarithmic axis; the SLO as a line."""
+    """Plot the latency over time, with one panel per run and a common logarithmic axis. A line
+    shows the SLO."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 1.9 * len(runs) + 0.5), layout="constrained")
@@ -225,7 +233,8 @@ def plot_runs(runs: Mapping[str, LoadResult]) -> Figure:
 
 
 def plot_latency_cdf(runs: Mapping[str, LoadResult]) -> Figure:
-    """Share of *all* requests answered within a time: refused and lost ones never are."""
+    """Plot the share of *all* requests that were answered within a time. Refused and lost requests
+    count as never answered."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 3.4), layout="constrained")
@@ -244,7 +253,8 @@ def plot_latency_cdf(runs: Mapping[str, LoadResult]) -> Figure:
 
 
 def parse_label(answer: Any, label_field: str) -> str | None:
-    """The label in an answer (JSON bytes, a dict, or a plain value), as text; None if none."""
+    """Return the label in an answer as text, or None if it has none. The answer is JSON as bytes, a
+    dict, or a plain value."""
     if isinstance(answer, bytes):
         try:
             answer = json.loads(answer)
@@ -274,7 +284,8 @@ def _mean(values: Any) -> float | None:
 
 
 def _mean_batch(answered: pd.DataFrame) -> float | None:
-    """Requests over batches: each of a batch's b requests stands for 1/b of it."""
+    """Return the mean batch size over batches. The rows are requests, so each of the b requests of
+    a batch counts as 1/b batch."""
     if "batch_size" not in answered:
         return None
     sizes = answered["batch_size"].dropna()

@@ -1,8 +1,8 @@
-"""Recorded workloads: which payload is sent when, kept in a file so that several systems can be
-measured with the very same requests.
+"""Recorded workloads: the send time and the payload of each request. They are kept in a file, so
+that several systems can be measured with the same requests.
 
-`Recorded` holds intended send times and payload indices; `Payloads` holds what is sent, and the
-right answers where they are known. Neither imports Ray.
+`Recorded` contains the intended send times and the payload indices. `Payloads` contains the
+payloads, and the right answers if they are known. This module does not import Ray.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ _FORMAT = "ray-slo/workload/1"
 
 @dataclass(frozen=True)
 class Payloads:
-    """What is sent: a non-empty list of items (bytes, or anything JSON or a handle can carry).
+    """The payloads that requests are drawn from. There is at least one.
 
     Args:
-        items: request bodies. Over HTTP bytes and text go as they are, all else as JSON.
-        labels: the right answer per item, compared as text; None where unknown.
-        content_type: of the bytes; guessed from file names by `load_payloads`.
+        items: bodies of requests. Over HTTP, bytes and text are sent as they are, and other objects
+            as JSON. Through a handle, every object is sent as it is.
+        labels: the right answer to each item, as text. None if they are unknown.
+        content_type: content type of items that are bytes. `load_payloads` guesses it from the
+            names of the files.
     """
 
     items: Sequence[Any]
@@ -53,7 +55,7 @@ class Payloads:
         return len(self.items)
 
     def body(self, index: int) -> tuple[bytes, str]:
-        """The HTTP body of an item, and its content type."""
+        """Return the HTTP body of an item, and its content type."""
         item = self.items[index]
         if isinstance(item, bytes | bytearray | memoryview):
             return bytes(item), self.content_type
@@ -63,7 +65,7 @@ class Payloads:
 
     @cached_property
     def digest(self) -> str:
-        """Tells one payload set from another (in workload files)."""
+        """Digest of the payloads. A workload file has it, to recognise its payloads."""
         sha = hashlib.sha256()
         for index in range(len(self)):
             sha.update(self.body(index)[0])
@@ -77,16 +79,17 @@ def _plain(value: Any) -> Any:
 
 
 def load_payloads(source: str) -> Payloads:
-    """Payloads from a file, a folder, a glob pattern or a Python name.
+    """Load payloads from a file, a folder, a glob pattern or a Python name.
 
-    * `photos/`: every file in it. Files in sub-folders are labelled with the sub-folder's name.
-    * `photos/*.png`, `one.png`: these files, unlabelled.
+    * `photos/`: every file in the folder. The label of a file in a sub-folder is the sub-folder's
+      name.
+    * `photos/*.png`, `one.png`: these files, without labels.
     * `requests.jsonl`: one JSON body per line.
-    * `module:attr`: a list of payloads, a pair (payloads, labels), a `Payloads`, or a function of
-      no arguments that returns one of these.
+    * `module:attr`: a list of payloads, a pair (payloads, labels), a `Payloads`, or a function
+      without arguments that returns one of these.
 
     Raises:
-        ValueError: nothing there, or not of these kinds.
+        ValueError: there are no such payloads, or the source is of another kind.
     """
     path = Path(source)
     if ":" in source and not path.exists():
@@ -118,7 +121,7 @@ def _from_python(name: str) -> Payloads:
     if callable(value):
         try:
             value = cast(Callable[[], Any], value)()
-        except ImportError as error:  # of what the payloads are made with
+        except ImportError as error:  # the function that makes the payloads lacks a package
             raise ValueError(f"payload: {name}: {error}") from error
     if isinstance(value, Payloads):
         return value
@@ -139,14 +142,14 @@ def _sniff(data: bytes) -> str:
 
 @dataclass(frozen=True)
 class Recorded:
-    """When to send which payload.
+    """The send time and the payload of each request.
 
     Args:
-        times_s: intended send times from the start, seconds, ascending.
-        payload: index into the payload set, per request.
-        duration_s: length of the arrival window (rates are per this).
-        warmup_s: requests sent before it load the system but are left out of the figures.
-        payload_digest: of the payload set it was drawn for ("" = any).
+        times_s: intended send times from the start, in seconds, ascending, shape (n,).
+        payload: index of each request's payload, shape (n,).
+        duration_s: time during which requests are sent, in seconds. Rates are relative to it.
+        warmup_s: requests that are sent before this time, in seconds, are not in the figures.
+        payload_digest: digest of the payloads that the indices are for. "" means any payloads.
     """
 
     times_s: NDArray[np.float64]
@@ -184,7 +187,8 @@ class Recorded:
         seed: int = 0,
         **about: Any,
     ) -> Recorded:
-        """Draw a payload for each time: shuffled rounds, so every payload is used equally often."""
+        """Draw a payload for each time. Every payload is used once in random order, then every
+        payload again, and so on."""
         times = np.asarray(list(times_s), dtype=float)
         rng = np.random.default_rng(seed)
         rounds = -(-len(times) // len(payloads))
@@ -210,8 +214,8 @@ class Recorded:
         """Read a file written by `save`.
 
         Raises:
-            FileNotFoundError: no such file.
-            ValueError: not a workload file.
+            FileNotFoundError: there is no such file.
+            ValueError: the file is not a workload file.
         """
         try:
             data = load_arrays(path, "a workload file", "header", "times_s", "payload")
@@ -231,7 +235,11 @@ class Recorded:
         )
 
     def check(self, payloads: Payloads) -> None:
-        """ValueError if this workload was recorded for another payload set."""
+        """Check that these are the payloads that the workload was recorded for.
+
+        Raises:
+            ValueError: they are other payloads.
+        """
         if self.payload_digest not in ("", payloads.digest):
             raise ValueError(
                 "workload: it was recorded for other payloads "
@@ -239,5 +247,6 @@ class Recorded:
             )
         if len(self) and int(self.payload.max()) >= len(payloads):
             raise ValueError(
-                f"workload: names payload {int(self.payload.max())}, there are {len(payloads)}"
+                f"workload: it has payload index {int(self.payload.max())}, but there are "
+                f"{len(payloads)} payloads"
             )

@@ -1,1 +1,2 @@
-"""What touches the user's models: measuring their latency profiles, loading variants."""
+"""Work on users' networks: loading them, running them, measuring their latency profiles, and
+stopping a running batch."""

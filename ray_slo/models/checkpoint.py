@@ -1,10 +1,10 @@
 """Stopping a running batch from another thread: flags, scopes, and `ray_slo.checkpoint()`.
 
-A batch runs inside `preemption_scope(flag)`. When another thread sets the flag, the next
-checkpoint that the batch passes raises `Preempted`, and the batch is over. Checkpoints are the exit
-points that `ray_slo.models.preemption` places in a PyTorch module (SHEPHERD §6), and calls of
-`checkpoint()` in any other code. One flag belongs to one batch, so that a late `set` can never hit
-the next one:
+A batch runs inside `preemption_scope(flag)`. When another thread sets the flag, the next checkpoint
+that the batch reaches raises `Preempted`, and the batch ends. There are two sorts of checkpoints:
+the exit points that `ray_slo.models.preemption` places in a PyTorch module (SHEPHERD §6), and calls
+of `checkpoint()` in any other code. Every batch has a flag of its own, so a late `set` cannot stop
+the next batch:
 
     flag = PreemptionFlag()                     # in the worker's event loop, which keeps it
 
@@ -23,7 +23,7 @@ from types import TracebackType
 
 
 class PreemptionFlag:
-    """Asks one batch to stop: `set` may be called from any thread, at any time, repeatedly."""
+    """Asks one batch to stop. Any thread may call `set`, at any time and repeatedly."""
 
     __slots__ = ("_ended", "_entered", "_set")
 
@@ -33,12 +33,12 @@ class PreemptionFlag:
         self._ended = False
 
     def set(self) -> bool:
-        """Ask the batch to stop at its next checkpoint; before it started, to not even start.
+        """Ask the batch to stop at its next checkpoint. If it has not started, it does not start.
 
         Returns:
-            False if the batch had ended already: then nothing happens. True does not promise that
-            it will stop: it may be past its last checkpoint. Whether it did is for the one who runs
-            it to say: either `Preempted` is raised or the batch has its result, never both.
+            False if the batch had already ended; then nothing happens. True does not mean that the
+            batch will stop, because it may be past its last checkpoint. The code that runs the
+            batch sees which it was: the batch either raises `Preempted` or returns its result.
         """
         if self._ended:
             return False
@@ -51,10 +51,11 @@ class PreemptionFlag:
 
 
 class Preempted(BaseException):
-    """The batch was asked to stop, and did.
+    """The batch was asked to stop, and stopped.
 
-    Not an `Exception`, so that `except Exception` in a model does not swallow it (as with
-    `asyncio.CancelledError`). Code that does is asked again at its next checkpoint.
+    It is not an `Exception`, so `except Exception` in a model does not catch it
+    (`asyncio.CancelledError` is built the same way). If code catches it anyway, the next checkpoint
+    raises it again.
 
     Attributes:
         flag: the flag that was set.
@@ -65,22 +66,23 @@ class Preempted(BaseException):
         self.flag = flag
 
 
-# Flags of the scopes that the running code is in, outermost first. A context variable follows both
-# threads and asyncio tasks.
+# Flags of the scopes around the running code, the outermost first. It is a context variable, so
+# each thread and each asyncio task has its own value.
 flags_in_force: ContextVar[tuple[PreemptionFlag, ...]] = ContextVar("flags_in_force", default=())
 
 
 def preemption_scope(flag: PreemptionFlag) -> AbstractContextManager[None]:
-    """Code inside can be stopped by `flag`. Scopes nest: an outer flag stops an inner scope, too.
+    """Return a context manager in which `flag` can stop the code. Scopes nest: an outer flag also
+    stops the code of an inner scope.
 
-    The scope holds for this thread or asyncio task, and for what is started from it with its
-    context (`asyncio.to_thread`, tasks); not for threads that the code starts by other means.
+    The scope is valid for this thread or asyncio task, and for tasks and threads that inherit its
+    context (`asyncio.to_thread`). It is not valid for threads that the code starts by other means.
 
     Raises:
-        Preempted: at a checkpoint inside, or at once if the flag is already set. It leaves the
-            scope without the traceback to the checkpoint, so that whoever keeps it does not keep
-            the activations of the stopped frames.
-        ValueError: the flag was used for a batch before.
+        Preempted: at a checkpoint inside, or at once if the flag is already set. The exception
+            leaves the scope without the traceback to the checkpoint. Otherwise, code that keeps the
+            exception would also keep the activations of the stopped frames in memory.
+        ValueError: the flag was used for another batch.
     """
     return _Scope(flag)
 
@@ -92,7 +94,7 @@ class _Scope(AbstractContextManager[None]):
     def __enter__(self) -> None:
         flag = self._flag
         if flag._entered:
-            raise ValueError("flag was used for a batch before; make a PreemptionFlag for each")
+            raise ValueError("flag was used for another batch; make one PreemptionFlag per batch")
         flag._entered = True
         if flag._set:
             flag._ended = True
@@ -110,17 +112,18 @@ class _Scope(AbstractContextManager[None]):
         if isinstance(error, Preempted):
             flag = error.flag
             error.__traceback__ = None
-            del error, traceback  # this frame is in the traceback of what is raised now
+            # The new exception's traceback holds this frame, and so its local variables.
+            del error, traceback
             raise Preempted(flag) from None
 
 
 def checkpoint() -> None:
-    """A place where the running batch can be stopped. Call it between steps of a batch method.
+    """Stop the running batch if this was asked for. Call it between the steps of a batch method.
 
-    Costs well under a microsecond, and does nothing where no batch can be preempted.
+    A call takes well under a microsecond. It does nothing where no batch can be preempted.
 
     Raises:
-        Preempted: the batch was asked to stop. Let it pass (`finally` blocks run as usual).
+        Preempted: the batch was asked to stop. Do not catch it; `finally` blocks run as usual.
     """
     for flag in flags_in_force.get():
         if flag._set:

@@ -1,7 +1,7 @@
-"""Where a PyTorch module can stop inside, and how exit points are spread over a forward pass.
+"""Places in a PyTorch module where a forward pass can stop, and a choice among them.
 
-Exit points stand before submodules. `Tracer` times when each submodule is entered, and `spread`
-chooses the entries that part a pass most evenly. Importing this module does not import torch.
+An exit point is at the entry of a submodule. `Tracer` measures the time of each entry. `spread`
+chooses the entries that divide a pass most evenly. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from ray_slo.models.running import Runner
 if TYPE_CHECKING:
     from torch import nn
 
-PASSES = 4  # timed to place exit points; the first warms up and does not count
-_FINEST = 1 / 500  # of a pass: exit points closer than this are of no use
+PASSES = 4  # number of passes that are timed to place exit points; the first is a warm-up
+_FINEST = 1 / 500  # smallest useful distance of two exit points, as a share of a pass
 
 
 def module_of(model: Any, attribute: str | None = None) -> nn.Module:
-    """The torch module of a deployment's instance: itself, or the only attribute that is one.
+    """Return the torch module of a deployment's instance: the instance itself, its attribute of the
+    given name, or its only attribute that is a torch module.
 
     Raises:
-        ValueError: none, or several and no `attribute` says which.
+        ValueError: it has no such attribute, or several and `attribute` is None.
     """
     import torch
 
     if isinstance(model, torch.nn.Module) and attribute is None:
         return model
-    # A network that is run by a `Runner` counts as the attribute that holds the runner.
+    # If an attribute is a `Runner`, it stands for the runner's network.
     held = {k: v.network if isinstance(v, Runner) else v for k, v in vars(model).items()}
     found = {k: v for k, v in held.items() if isinstance(v, torch.nn.Module)}
     if attribute is not None and attribute in found:
@@ -77,22 +78,24 @@ def refuse(module: Any) -> None:
     )
     if how:
         raise ValueError(
-            f"module is {how}: it runs as one piece, there is nothing to stop at inside. Wrap the "
-            "module as it was before; its blocks may be compiled, exit points then go between them"
+            f"module is {how}, so it runs as one piece and cannot stop inside; wrap the original "
+            "module. Its blocks may be compiled: then the exit points are between them"
         )
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    return hasattr(module, "_orig_mod")  # torch.compile(module) returns a wrapper
+    return hasattr(module, "_orig_mod")  # torch.compile(module) returns a wrapper with it
 
 
 def _compiles_itself(module: nn.Module) -> bool:
-    # module.compile(): hooks become part of the graph, so this one and what is inside is left alone
+    # module.compile() was called. A hook would become part of the compiled graph, so this module
+    # and its submodules get no exit points.
     return getattr(module, "_compiled_call_impl", None) is not None
 
 
 def is_hook_shy(module: nn.Module) -> bool:
-    """Runs another (slower, not bit-identical) implementation when it or a submodule has a hook."""
+    """Return whether the module behaves differently if it or a submodule has a hook: it then runs
+    another implementation, which is slower and has slightly different outputs."""
     import torch
 
     return isinstance(module, torch.nn.TransformerEncoderLayer)
@@ -101,7 +104,8 @@ def is_hook_shy(module: nn.Module) -> bool:
 def sites(
     module: nn.Module, prefix: str = "", seen: set[int] | None = None
 ) -> Iterator[tuple[str, nn.Module]]:
-    """Submodules that can have an exit point before them, by name, the outer before the inner."""
+    """Yield the submodules that can have an exit point before them, with their names. A module
+    comes before its submodules."""
     import torch
 
     seen = set() if seen is None else seen
@@ -120,7 +124,7 @@ def sites(
 
 
 def before(module: nn.Module, check: Callable[[], None]) -> Callable[[], None]:
-    """Has `check` called before every forward pass of `module`; returns what undoes that."""
+    """Call `check` before every forward pass of `module`. Return a function that undoes this."""
     if not is_hook_shy(module):
 
         def hook(_module: nn.Module, _args: Any) -> None:
@@ -137,7 +141,7 @@ def before(module: nn.Module, check: Callable[[], None]) -> Callable[[], None]:
 
 
 class _CheckedForward:
-    """Stands in for a module's `forward`, where a hook would change what is run."""
+    """Replaces the `forward` of a module for which a hook would change the implementation."""
 
     def __init__(self, module: nn.Module) -> None:
         self.checks: list[Callable[[], None]] = []
@@ -163,18 +167,24 @@ class _CheckedForward:
 
 @dataclass(frozen=True)
 class Call:
-    """A submodule entered at this share (0 … 1) of the time of a pass."""
+    """A call of a submodule.
+
+    Attributes:
+        name: name of the submodule, with "#i/n" for call i of n in a pass.
+        at: time of the call, as a share (0 … 1) of the time of a pass.
+    """
 
     name: str
     at: float
 
 
 class Tracer:
-    """Times when every submodule is entered, pass by pass.
+    """Measures the time at which every submodule is called, in every pass.
 
     Args:
-        on_pass: told the number of complete passes after each.
-        check: called at every entry.
+        module: the module to trace.
+        on_pass: called after each pass, with the number of complete passes.
+        check: called before every call of a submodule.
     """
 
     def __init__(
@@ -224,7 +234,8 @@ class Tracer:
         return event
 
     def calls(self) -> list[Call]:
-        """Of the latest pass, in order; with the median times of the passes that were like it."""
+        """Return the calls of the latest pass, in order. Their times are medians over the passes
+        that made the same calls."""
         names = [name for name, _ in self._passes[-1]]
         times = np.array(
             [
@@ -246,7 +257,12 @@ class Tracer:
 
 
 def parse(name: str) -> tuple[str, int, int]:
-    """A submodule's path, which of its calls, and of how many. "block#2/6" → ("block", 2, 6)."""
+    """Split a call's name into the path of the submodule, the index of the call, and the number of
+    calls. "block#2/6" gives ("block", 2, 6).
+
+    Raises:
+        ValueError: the name has another form.
+    """
     path, mark, calls = name.partition("#")
     if not mark:
         return path, 0, 1
@@ -258,13 +274,15 @@ def parse(name: str) -> tuple[str, int, int]:
 
 
 def spread(calls: Sequence[Call], number: int) -> list[str]:
-    """Names of `number` calls (or of all that differ in time) that part a pass most evenly.
+    """Return the names of the `number` calls that divide a pass most evenly. If fewer calls differ
+    in time, return all of these.
 
-    Least sum of squared segments: the expected wait from a uniformly random time to the next exit
-    point (or the end) is half of that. Exact, by dynamic programming; O(number · len(calls)²).
+    The sum of the squared segments is least. Half of it is the expected wait from a uniformly
+    random time to the next exit point or the end. Dynamic programming finds the exact minimum in
+    O(number · len(calls)²).
     """
     places: list[Call] = []
-    for call in calls:  # of calls at the same time the first is kept, that is the outermost
+    for call in calls:  # of several calls at the same time, the first is the outermost
         if call.at - (places[-1].at if places else 0.0) >= _FINEST:
             places.append(call)
     number = min(number, len(places))

@@ -1,4 +1,4 @@
-"""Fetches a published file once per machine, and gives up soon where there is no network."""
+"""Downloads a published file once per machine. Without a network it fails after a short wait."""
 
 from __future__ import annotations
 
@@ -11,32 +11,34 @@ from typing import IO, Any
 from urllib.request import Request, urlopen
 
 TIMEOUT_S = 10.0
-"""Longest wait for an address of the server, and for the next piece of a file."""
+"""Longest wait for a connection to the server, and for the next piece of a file, in seconds."""
 
 _PIECE = 2**20
-_HASH = re.compile(r"-([0-9a-f]{8,})\.")  # of the content, as torchvision's file names carry it
+# File names of torchvision contain the first digits of the content's SHA-256.
+_HASH = re.compile(r"-([0-9a-f]{8,})\.")
 
 _log = logging.getLogger(__name__)
 
 
 def fetch(url: str, file: Path, timeout_s: float = TIMEOUT_S) -> None:
-    """Have the file there, whole. One process fetches it; the others wait for that one.
-
-    There is no second try: what is down for a moment is for the caller's own retries.
+    """Download a file unless it is there. If several processes ask for it, one downloads it and the
+    others wait. There is one attempt; the caller may try again.
 
     Args:
-        url: http or https. If its last part carries a hash (`resnet18-f37072fd.pth`), the content
-            must have it (SHA-256).
-        file: where to; its folder is made.
-        timeout_s: see `TIMEOUT_S`.
+        url: http or https URL. If its last part contains a hash (`resnet18-f37072fd.pth`), the
+            SHA-256 of the content must begin with it.
+        file: path of the downloaded file. Its folder is made if needed.
+        timeout_s: as `TIMEOUT_S`, in seconds.
 
     Raises:
-        OSError: the server cannot be reached, stalls, refuses, breaks off or sends something else,
-            or the file cannot be written.
+        OSError: the server cannot be reached, is too slow, refuses, or closes the connection early;
+            or the content has another hash; or the file cannot be written.
     """
     try:
+        # Connect before taking the lock. So without a network, all processes fail at the same time
+        # instead of one after the other.
         with _opened(url, timeout_s):
-            pass  # before the lock: without a network, all processes learn it at the same time
+            pass
         from filelock import FileLock  # comes with torch
 
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -59,17 +61,17 @@ def _download(url: str, file: Path, timeout_s: float) -> None:
             got, digest = _copied(answer, out)
             size = answer.headers["Content-Length"]
         if size is not None and got != int(size):
-            raise OSError(f"it broke off after {got} of {size} bytes")
+            raise OSError(f"the transfer broke off after {got} of {size} bytes")
         hashed = _HASH.search(url.rpartition("/")[2])
         if hashed and not digest.startswith(hashed[1]):
             raise OSError(f"its SHA-256 is {digest}, which does not begin with {hashed[1]}")
-        partial.replace(file)  # so that a reader sees a whole file or none
+        partial.replace(file)  # atomic, so a reader sees a complete file or none
     finally:
         partial.unlink(missing_ok=True)
 
 
 def _copied(answer: Any, out: IO[bytes]) -> tuple[int, str]:
-    """Bytes, and their SHA-256."""
+    """Copy the answer to `out`. Return the number of bytes, and their SHA-256."""
     got, sha = 0, hashlib.sha256()
     while piece := answer.read(_PIECE):
         out.write(piece)

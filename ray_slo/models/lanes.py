@@ -1,8 +1,8 @@
-"""The two work queues of a worker's device: one for computations, one for copies.
+"""The two work queues of a worker's device (a *lane*): one for computations, one for copies.
 
-On a GPU, each queue is a CUDA stream, with one pair per process. So the next batch is copied while
-one runs. On a CPU, both are the calling thread: the same code runs without overlap. The tests check
-the order of calls of the GPU's lane on a pretended device.
+On a GPU, each queue is a CUDA stream, and a process has one pair of them. So the next batch is
+copied while another one computes. On a CPU, the calling thread does both, one after the other. The
+tests check the GPU lane's order of calls on a simulated device.
 
 Importing this module does not import torch.
 """
@@ -25,34 +25,34 @@ class Lane(Protocol):
     """The device functions that a `Runner` needs."""
 
     def computing(self) -> AbstractContextManager[Any]:
-        """Queue the work inside for computing."""
+        """Return a context manager that puts the work inside into the queue for computations."""
 
     def copying(self) -> AbstractContextManager[Any]:
-        """Queue the work inside to run beside the computations."""
+        """Return a context manager that puts the work inside into the queue for copies."""
 
     def put(self, data: Any) -> torch.Tensor:
-        """Copy a tensor or NumPy array of the host to the device. May return before it has
-        arrived."""
+        """Copy a tensor or NumPy array from the host to the device. The call may return before the
+        copy is complete."""
 
     def mark(self) -> Any:
-        """Mark the end of the work queued so far in the present queue."""
+        """Return a mark at the present end of the current queue."""
 
     def wait(self, mark: Any) -> None:
-        """Let later work of the present queue wait for a mark."""
+        """Let later work in the current queue start only when the work before `mark` is done."""
 
     def finish(self) -> None:
         """Wait until all computations are done."""
 
     def pool(self) -> Any:
-        """Memory shared by recordings that never run at the same time."""
+        """Return a memory pool that recordings share. They must not run at the same time."""
 
     def record(self, run: Callable[[], Any], pool: Any) -> Callable[[], Any]:
-        """Record work. Return a function that runs it again on the same memory and returns its
-        result."""
+        """Record the work of `run`. Return a function that runs it again on the same memory and
+        returns its result."""
 
 
 class CpuLane:
-    """A lane of a CPU: everything runs at once in the calling thread."""
+    """Lane of a CPU: all work runs immediately in the calling thread."""
 
     def computing(self) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -62,7 +62,7 @@ class CpuLane:
     def put(self, data: Any) -> torch.Tensor:
         import torch
 
-        # A copy: what Ray hands out is read-only, which torch warns of.
+        # Copy the data: arrays from Ray are read-only, and torch warns about these.
         return torch.tensor(data) if isinstance(data, np.ndarray) else data
 
     def mark(self) -> Any:
@@ -78,7 +78,7 @@ class CpuLane:
 
 
 class CudaLane:
-    """Two streams of a GPU."""
+    """Lane of a GPU: two CUDA streams."""
 
     def __init__(self, device: torch.device) -> None:
         import torch
@@ -102,8 +102,8 @@ class CudaLane:
     def put(self, data: Any) -> torch.Tensor:
         import torch
 
-        # Pinned memory: only from there does a copy not hold up the host. torch keeps what is freed
-        # of it, and hands none out again before its copy is over.
+        # Only copies from pinned memory run while the host continues. torch keeps freed pinned
+        # memory in a pool, and does not reuse it before its copy is complete.
         if isinstance(data, np.ndarray):
             pinned = torch.from_numpy(np.empty(0, data.dtype)).new_empty(
                 data.shape, pin_memory=True
@@ -137,8 +137,8 @@ class CudaLane:
         import torch
 
         graph = torch.cuda.CUDAGraph()
-        # On a stream of its own: another thread's batches must not get into the recording, nor what
-        # they ask of CUDA meanwhile end it.
+        # torch records on a separate stream, so batches of other threads are not recorded. In the
+        # mode "thread_local", their CUDA calls do not abort the recording either.
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             result = run()
 
@@ -151,13 +151,13 @@ class CudaLane:
 
 @cache
 def lane_of(device: torch.device) -> Lane:
-    """The lane of a device; one per process."""
+    """Return the lane of a device. There is one per device and process."""
     return CudaLane(device) if device.type == "cuda" else CpuLane()
 
 
 def settled(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that waits until the GPU has done its work, so that its duration contains that work.
-    Without a GPU, it is the method itself."""
+    """Return `method` with a wait at its end until the GPU has done the work. So the duration of a
+    call contains the GPU's work. Without a GPU, return `method` itself."""
 
     def run(*args: Any) -> Any:
         results = method(*args)

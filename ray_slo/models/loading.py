@@ -1,4 +1,4 @@
-"""What every loader of a published network asks: which weights, and on which device."""
+"""Arguments that all loaders of published networks have: the weights and the device."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ Source = Word | Path
 WORDS: tuple[Word, ...] = ("none", "local", "download")
 
 WEIGHTS_VARIABLE = WEIGHTS
-"""Environment variable that decides for every loader whose argument `weights` is not given."""
+"""Environment variable that gives the weights for loaders whose argument `weights` is None."""
 
 
 Load = TypeVar("Load", bound=Callable[..., Any])
 
 
 def checked_by(check: Callable[..., Any]) -> Callable[[Load], Load]:
-    """For the loader of a variant: where the configuration is read, before any worker starts,
-    `check` gets the loader's arguments, and raises ValueError for what no worker could load.
+    """Return a decorator that adds a check of the arguments to the loader of a variant.
 
-    It is the attribute `check` of any loader that is a function.
+    The check runs when the configuration is read, before any worker starts. It gets the loader's
+    arguments, and raises ValueError if no worker could load the variant. The decorator stores it as
+    the loader's attribute `check`; any loader that is a function may have this attribute.
     """
 
     def mark(load: Load) -> Load:
@@ -38,7 +39,7 @@ def checked_by(check: Callable[..., Any]) -> Callable[[Load], Load]:
 
 
 def one_of(field: str, got: object, valid: list[str]) -> ValueError:
-    """The name is not one of the valid names."""
+    """Return the error for a value that is not one of the valid names."""
     return ValueError(f"{field}: got {got!r}, wanted one of {', '.join(valid)}")
 
 
@@ -49,21 +50,21 @@ def weights_source(
     download: str = "fetches what is missing, once",
     anywhere: bool = False,
 ) -> Source:
-    """Where weights come from.
+    """Return where the weights come from. It is one of these words, or a path:
 
-    * "none": random ones; the same cost, senseless answers.
-    * "local": what is on this machine already. The network is never touched.
-    * "download": the same, and what is missing is fetched (or trained) once.
-    * A path.
+    * "none": random weights. The cost is the same, and the answers are meaningless.
+    * "local": weights that are already on this machine. Nothing is downloaded.
+    * "download": as "local", and missing weights are downloaded (or trained) once.
 
     Args:
-        weights: as a user gives it. None: $RAY_SLO_WEIGHTS, or "download" where that is not set.
-        wanted: what the path must be of, for the error message.
+        weights: the user's choice. None: $RAY_SLO_WEIGHTS, or "download" if that is not set.
+        wanted: the expected content of a path, for the error message.
         download: what "download" does beyond "local", for the error message.
-        anywhere: a path need not be on this machine: a configuration is read for others, too.
+        anywhere: whether a path may be missing on this machine. A configuration may be read on
+            another machine than the workers'.
 
     Raises:
-        ValueError: none of the words, and no such file or folder.
+        ValueError: the choice is neither a valid word nor an existing file or folder.
     """
     field, see = "weights", ""
     if weights is None:
@@ -88,7 +89,8 @@ def weights_source(
 
 
 def say(*choices: str) -> str:
-    """The end of an error about weights that are not there: what else the user can say, and where.
+    """Return the end of an error message about missing weights. It names the other choices of the
+    user:
 
     "say 'none' (random) or a path, as the argument weights or in RAY_SLO_WEIGHTS"
     """
@@ -97,10 +99,11 @@ def say(*choices: str) -> str:
 
 
 def pick_device(device: str = "auto") -> torch.device:
-    """The torch device of that name; "auto" is CUDA where there is one, else the CPU.
+    """Return the torch device of a name. "auto" is the CUDA device if there is one, otherwise the
+    CPU.
 
     Raises:
-        ValueError: no such device.
+        ValueError: there is no such device.
     """
     import torch
 

@@ -1,9 +1,9 @@
 """Memory of this process and of its GPU: the size, and the use of each variant.
 
 A `Meter` measures differences: the memory that loading a variant added, and the additional memory
-of its largest batch so far. Memory that is freed and used again is not seen, so a figure is a lower
-bound. This module does not import torch, and does not start to use a GPU. It reads a GPU after the
-user's code has used it.
+of its largest batch so far. It does not see memory that was freed and is used again, so its figures
+are lower bounds. This module does not import torch, and does not start to use a GPU. It reads the
+memory of a GPU only after the user's code has used the GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Protocol
 _MB = 2**20
 _STATUS = Path("/proc/self/status")
 _OUT_OF_MEMORY = frozenset({"OutOfMemoryError", "ResourceExhaustedError"})
-# Messages of libraries whose errors have no class for it.
+# Parts of messages of libraries that have no exception class for this error.
 _WORDS = (
     "out of memory",
     "can't allocate memory",
@@ -35,8 +35,9 @@ _WORDS = (
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or its cause, means that there was not enough memory: Python's
-    `MemoryError`, torch's `OutOfMemoryError`, and errors of other libraries."""
+    """Return whether an error, or one of its causes, means that there was not enough memory. Such
+    errors are Python's `MemoryError`, torch's `OutOfMemoryError`, and errors of other libraries
+    whose message says so."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -44,7 +45,8 @@ def is_out_of_memory(error: BaseException | None) -> bool:
             return True
         if any(cls.__name__ in _OUT_OF_MEMORY for cls in type(error).__mro__):
             return True
-        # Only classes that libraries raise: a user's own error may quote a client's text.
+        # Read the message only of classes that libraries raise. The message of a user's own error
+        # may quote a client's text.
         if isinstance(error, RuntimeError) or "Runtime" in type(error).__name__:
             with suppress(Exception):
                 said = str(error).lower()
@@ -55,8 +57,8 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def let_go(error: BaseException | None = None) -> None:
-    """Free objects that only cycles, or the frames of an error, still refer to, and return the
-    memory."""
+    """Free objects to which only reference cycles or the frames of `error` refer, and return their
+    memory to the system."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -75,12 +77,13 @@ def release() -> None:
 
 
 def resident_mb() -> float:
-    """Resident memory of this process, MB; NaN if the system does not tell it."""
+    """Return the resident memory of this process, in MB, or NaN if the system does not report
+    it."""
     return _status_mb("VmRSS")
 
 
 def trimmer() -> Callable[[], object] | None:
-    """The function that returns free memory; None if the system has none."""
+    """Return the C library's function that returns free memory to the system, or None."""
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError):
@@ -99,29 +102,31 @@ def _status_mb(name: str) -> float:
 
 
 class Device(Protocol):
-    """Memory of one sort that variants share. A figure is None while it is unknown."""
+    """One sort of memory that variants share: the host's or the GPU's. A figure is None while it is
+    unknown."""
 
     @property
     def used_mb(self) -> float | None:
-        """Memory that this process uses, MB."""
+        """Memory that this process uses, in MB."""
 
     @property
     def peak_mb(self) -> float | None:
-        """The largest use since `begin_peak`, MB."""
+        """Largest memory that this process used since `begin_peak`, in MB."""
 
     @property
     def total_mb(self) -> float | None:
-        """Memory that this process may use, MB."""
+        """Memory that this process may use, in MB."""
 
     def begin_peak(self) -> None:
-        """Forget the peak so far."""
+        """Start a new measurement of the peak."""
 
 
 class Host:
-    """Memory of this process: the resident part.
+    """Resident memory of this process.
 
     Args:
-        limit_mb: memory that it may use, MB; None: that of its control group or of the machine.
+        limit_mb: memory that the process may use, in MB. None: the limit of its control group, or
+            the memory of the machine.
     """
 
     def __init__(self, limit_mb: float | None = None) -> None:
@@ -140,7 +145,7 @@ class Host:
         return _machine_mb() if self._limit_mb is None else self._limit_mb
 
     def begin_peak(self) -> None:
-        with suppress(OSError):  # otherwise the peak is that of the process's life
+        with suppress(OSError):  # without it, the peak is that of the whole life of the process
             Path("/proc/self/clear_refs").write_text("5")
 
 
@@ -172,7 +177,7 @@ class Gpu:
         if (cuda := _torch_cuda()) is None:
             total_mb = _nvml_mb()[1]
             return None if total_mb is None else total_mb * self._share
-        if self._share < 1:  # other processes have the rest
+        if self._share < 1:  # other processes use the rest
             return self._share * _sum_mb(cuda, lambda i: cuda.get_device_properties(i).total_memory)
         # Memory of other processes, and of CUDA itself, is not available.
         return _sum_mb(cuda, lambda i: cuda.mem_get_info(i)[0] + cuda.memory_reserved(i))
@@ -184,7 +189,8 @@ class Gpu:
 
 
 def _torch_cuda() -> Any:
-    """`torch.cuda` once it is in use; looking at it earlier would begin to use it."""
+    """Return `torch.cuda` if it is in use, otherwise None. An earlier query would start to use it,
+    which takes GPU memory."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     return cuda if cuda is not None and cuda.is_initialized() else None
 
@@ -194,7 +200,7 @@ def _sum_mb(cuda: Any, of: Callable[[int], float]) -> float:
 
 
 def _nvml_mb() -> tuple[float | None, float | None]:
-    """Memory that this process uses on the GPUs, and their total memory, MB."""
+    """Return the memory that this process uses on the GPUs, and their total memory, in MB."""
     if "CUDA_VISIBLE_DEVICES" in os.environ and not os.environ["CUDA_VISIBLE_DEVICES"]:
         return None, None
     try:
@@ -218,10 +224,11 @@ def _nvml_mb() -> tuple[float | None, float | None]:
 
 
 def _machine_mb() -> float | None:
-    """The smaller memory of the control group and the machine, MB."""
+    """Return the smaller of two sizes, in MB: the limit of the control group, and the memory of the
+    machine."""
     found = []
     for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with suppress(OSError, ValueError):  # "max": no limit
+        with suppress(OSError, ValueError):  # the file says "max" if there is no limit
             found.append(int(Path(file).read_text()))
     with suppress(OSError, ValueError):
         found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
@@ -237,9 +244,10 @@ class Footprint:
     """Memory of a variant.
 
     Attributes:
-        load_mb: memory that loading it added, MB: its weights and the rest.
-        batch_mb: additional memory while its largest batch runs, MB; 0 before a measurement.
-        batch_size: of that batch.
+        load_mb: memory that loading the variant added, in MB: its weights and all else.
+        batch_mb: additional memory while its largest batch so far runs, in MB. 0 before the first
+            measurement.
+        batch_size: size of that batch. 0 before the first measurement.
     """
 
     load_mb: float
@@ -248,7 +256,7 @@ class Footprint:
 
     @property
     def mb(self) -> float:
-        """Memory at its largest batch, MB."""
+        """Memory at the largest batch so far, in MB."""
         return self.load_mb + self.batch_mb
 
 
@@ -257,7 +265,7 @@ class _Of:
     """The measurements of one device.
 
     Attributes:
-        base_mb: memory that is used besides variants, MB.
+        base_mb: memory that this process uses besides its variants, in MB.
     """
 
     device: Device
@@ -270,10 +278,10 @@ class Meter:
 
     Args:
         host: memory of the process.
-        gpu: memory of its GPU. If variants use it, they share it; otherwise they share the
-            process's.
-        limit_mb: memory for all variants, MB, if it is less than the whole.
-        release: returns free memory.
+        gpu: memory of its GPU. If a variant uses it, it is the memory that variants share. If none
+            does, they share the memory of the process.
+        limit_mb: memory for all variants, in MB, if it is less than all memory.
+        release: function that returns free memory to the system.
     """
 
     def __init__(
@@ -290,7 +298,8 @@ class Meter:
 
     @contextmanager
     def loading(self, variant: str) -> Iterator[None]:
-        """Count the memory that is added inside for the variant."""
+        """Return a context manager in which the variant is loaded. The memory that is added inside
+        counts as the variant's."""
         self._release()
         before = [(of, of.device.used_mb) for of in self._devices]
         self._loading += 1
@@ -303,21 +312,22 @@ class Meter:
             after_mb = of.device.used_mb
             if after_mb is None:
                 continue
-            # We used no memory of a GPU before its first use.
+            # Before the first use of a GPU, its use is unknown; it was 0.
             added_mb = max(after_mb - (before_mb or 0.0), 0.0)
             of.found[variant] = Footprint(added_mb)
             of.base_mb = max(after_mb - sum(f.load_mb for f in of.found.values()), 0.0)
 
     @contextmanager
     def running(self, variant: str, batch_size: int, *, check: bool = False) -> Iterator[None]:
-        """Measure the memory of a batch, if it is the largest so far. A batch that fails, or that
-        runs while another variant is loaded, is not counted.
+        """Return a context manager in which a batch runs. Its memory is measured if it is the
+        variant's largest batch so far. A batch that fails, or that runs while a variant is loaded,
+        is not measured.
 
         Args:
-            check: whether to refuse it if it takes more than there is room for.
+            check: whether to raise MemoryError if all variants together now need too much memory.
 
         Raises:
-            MemoryError: it took more.
+            MemoryError: they do.
         """
         larger = [
             of
@@ -345,7 +355,7 @@ class Meter:
         return self._loading > 0
 
     def forget(self, variants: Iterable[str]) -> None:
-        """Forget unloaded variants."""
+        """Forget variants that were unloaded."""
         for variant in variants:
             for of in self._devices:
                 of.found.pop(variant, None)
@@ -371,7 +381,7 @@ class Meter:
 
     @property
     def room_mb(self) -> float | None:
-        """Memory for all variants together, MB; None if unknown."""
+        """Memory for all variants together, in MB. None if it is unknown."""
         shared = self._shared
         if (total_mb := shared.device.total_mb) is None:
             return self._limit_mb
@@ -379,9 +389,10 @@ class Meter:
         return room_mb if self._limit_mb is None else min(room_mb, self._limit_mb)
 
     def check_fits(self, variant: str) -> None:
-        """
+        """Check that the loaded variants, with this one, fit into the memory.
+
         Raises:
-            MemoryError: with this variant, more is loaded than there is room for.
+            MemoryError: they do not fit.
         """
         self._check_room(0.0, variant)
 

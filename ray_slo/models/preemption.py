@@ -1,8 +1,8 @@
 """Preemptible PyTorch modules: forward passes that another thread can stop at exit points.
 
-SHEPHERD §6: when a preemption is asked for, the running batch ends at its next *exit point*. Few
-exit points make the delay until then long, many slow down every batch: `preemption_profile`
-measures both and chooses a number. The module's code stays as it is:
+A preempted batch ends at its next *exit point* (SHEPHERD §6). With few exit points, the delay until
+then is long. With many, every batch is slower. `preemption_profile` measures both and chooses a
+number. The module's code does not change:
 
     model = Preemptible(resnet50, exit_points=32, example=images)
     flag = PreemptionFlag()
@@ -10,10 +10,10 @@ measures both and chooses a number. The module's code stays as it is:
 
 or, where other code calls the module: `with preemption_scope(flag): resnet50(images)`.
 
-On a GPU the host runs ahead of the device: it has queued the whole batch while the first layers
-run, and would then see the flag too late. Exit points therefore also make the host wait until the
-device has come near: with `run_ahead=1`, one segment runs and one is queued at any time, so that
-the device does not idle, and a preemption takes at most two segments (on a CPU: one).
+On a GPU, the host runs ahead of the device: it queues the whole batch while the first layers run,
+and would see the flag too late. So exit points also limit how far the host runs ahead. A *segment*
+is the work between two exit points. With `run_ahead=1`, one segment runs and one is queued. So the
+device is never idle, and a preemption takes at most two segments. On a CPU it takes at most one.
 
 Importing this module does not import torch.
 """
@@ -52,31 +52,31 @@ __all__ = ["Preempted", "Preemptible", "PreemptionFlag", "preemption_scope"]
 
 
 class Preemptible:
-    """Exit points on a module: forward passes inside a `preemption_scope` can be stopped.
+    """A module with exit points: a forward pass inside a `preemption_scope` can be stopped.
 
-    Outputs of passes that are not stopped are those of the bare module, bit by bit. Calls outside
-    any scope run as before. A stopped pass leaves state that `forward` itself changes half changed
-    (batch norm in training mode, a cache): it must be safe to run the batch again.
+    The outputs of a pass that is not stopped are those of the bare module, bit by bit. Calls
+    outside any scope run as before. If `forward` changes state (batch norm in training mode, a
+    cache), a stopped pass leaves it partly changed. It must be safe to run the batch again.
 
-    Exit points stand before submodules of any depth, spread by measured time so that the wait for
-    the next one is shortest on average. A name is that of the submodule, followed by "#i/n" for
-    call i (from 0) of one that is called n times in a pass; calls beyond n are exit points, too.
-    The start of the module itself always is one.
+    Exit points are at the entries of submodules of any depth. They are chosen by measured time, so
+    that the average wait for the next one is shortest. An exit point has the name of its submodule.
+    If the submodule is called n times in a pass, "#i/n" follows for call i, counted from 0. Calls
+    beyond n are exit points too. The start of the module itself is always one.
 
     Args:
         module: any `torch.nn.Module`. Submodules compiled by `torch.compile` are not entered.
-        exit_points: how many to place (fewer where the module has not as many places), or their
-            names, as in `PreemptionProfile.exit_points`.
-        example: input to time the module with, as in `module(example)`; a tuple holds several
-            arguments. Without it the module's first 4 calls are timed, and until then every
-            submodule is an exit point.
-        run_ahead: on a GPU, segments between exit points that the host may have queued beyond the
-            one that runs; 0 waits for the device at every exit point. No effect on a CPU.
+        exit_points: number of exit points, or their names, as in `PreemptionProfile.exit_points`.
+            If the module has fewer places, it gets fewer exit points.
+        example: input with which the module is timed, as in `module(example)`. A tuple holds
+            several arguments. Without an example, the module's first 4 calls are timed; until then
+            every submodule is an exit point.
+        run_ahead: on a GPU, the number of segments that the host may queue beyond the one that
+            runs. With 0, the host waits for the device at every exit point. No effect on a CPU.
 
     Raises:
-        TypeError: not a `torch.nn.Module`.
-        ValueError: the module as a whole is compiled or scripted and cannot be stopped inside; an
-            unknown name in `exit_points`; a negative number.
+        TypeError: the module is not a `torch.nn.Module`.
+        ValueError: the module as a whole is compiled or scripted, so it cannot stop inside; or
+            `exit_points` has an unknown name; or a number is negative.
     """
 
     def __init__(
@@ -115,10 +115,10 @@ class Preemptible:
             raise
 
     def __call__(self, *args: Any, flag: PreemptionFlag | None = None, **kwargs: Any) -> Any:
-        """`module(*args, **kwargs)`, in a scope of `flag` if one is given.
+        """Return `module(*args, **kwargs)`. If a flag is given, it can stop the call.
 
         Raises:
-            Preempted: the flag was set in time. On a GPU the device has then stopped, too.
+            Preempted: the flag was set in time. On a GPU, the device has stopped too.
         """
         if flag is None:
             return self.module(*args, **kwargs)
@@ -127,11 +127,12 @@ class Preemptible:
 
     @property
     def exit_points(self) -> tuple[str, ...]:
-        """Names, in order of execution; empty while the first calls are timed."""
+        """Names of the exit points, in order of execution. Empty while the first calls are
+        timed."""
         return self._exit_points
 
     def close(self) -> None:
-        """Take the exit points off the module again."""
+        """Remove the exit points from the module."""
         if self._tracer is not None:
             self._tracer.close()
             self._tracer = None
@@ -178,7 +179,7 @@ class Preemptible:
         return check
 
     def _enter(self) -> None:
-        """Before each pass of the whole module."""
+        """Begin a pass of the whole module. Its start is an exit point."""
         self._calls.clear()
         if flags_in_force.get():
             device = cuda_device(self.module)
@@ -214,12 +215,13 @@ class _Gate:
         self._events = deque(torch.cuda.Event() for _ in range(run_ahead + 1))
 
     def wait(self) -> None:
-        """Mark the end of the segment just queued; wait for the one `run_ahead` before it."""
+        """Mark the end of the segment that was just queued. Wait until the segment that is
+        `run_ahead` before it is done."""
         newest = self._events.popleft()
         newest.record(self._current_stream(self.device))
         self._events.append(newest)
         self._events[0].synchronize()  # releases the GIL; returns at once if never recorded
 
     def drain(self) -> None:
-        """Wait until the device has done what is queued."""
+        """Wait until the device has done all queued work."""
         self._current_stream(self.device).synchronize()

@@ -1,4 +1,5 @@
-"""How many exit points a PyTorch module needs: what each number costs, measured (SHEPHERD §7.3).
+"""Measurement of the cost of exit points in a PyTorch module, and choice of their number (SHEPHERD
+§7.3). More exit points make a preemption faster and every batch slower.
 
 Importing this module does not import torch.
 """
@@ -38,20 +39,26 @@ if TYPE_CHECKING:
     from torch import nn
 
 CANDIDATES = (0, 1, 2, 4, 8, 16, 32, 64)
-_LEAST_ROUNDS, _MOST_ROUNDS, _PREEMPTIONS = 3, 300, 4  # of measuring; preemptions in a round
+# Bounds on the number of rounds of measurements; preemptions of each candidate in a round.
+_LEAST_ROUNDS, _MOST_ROUNDS, _PREEMPTIONS = 3, 300, 4
 
 
 @dataclass(frozen=True)
 class PreemptionPoint:
-    """One number of exit points, measured at one batch size.
+    """The measurement of one number of exit points at one batch size.
 
     Attributes:
-        exit_points: the number asked for; `placed`: how many the module had places for.
-        batch_s: median duration of the bare module's batch, seconds.
-        delay_p50_s, delay_p95_s: from a flag set at a random time of the batch until the thread
-            (and on a GPU the device) is free again, seconds.
-        slowdown: median of paired ratios to the bare module, minus 1.
-        pairs, preemptions: how many measurements these stand on.
+        exit_points: the wanted number of exit points.
+        placed: the number of exit points that the module has places for.
+        batch_size: number of items in the batch.
+        batch_s: median duration of a batch without exit points, in seconds.
+        delay_p50_s, delay_p95_s: median and 95th percentile of the preemption delay, in seconds.
+            The delay begins when a flag is set at a random time of the batch. It ends when the
+            thread (and on a GPU the device) is free again.
+        slowdown: relative slowdown of a batch by the exit points: the median of paired ratios to
+            the bare module, minus 1.
+        pairs: number of measured ratios.
+        preemptions: number of measured delays.
     """
 
     exit_points: int
@@ -66,19 +73,20 @@ class PreemptionPoint:
 
     @property
     def delay(self) -> float:
-        """The p95 of the delay as a share of the batch's time."""
+        """The 95th percentile of the delay, as a share of the batch's time."""
         return self.delay_p95_s / self.batch_s
 
 
 @dataclass(frozen=True)
 class PreemptionProfile:
-    """What numbers of exit points cost a module, and the number chosen.
+    """The measured costs of numbers of exit points for one module, and the chosen number.
 
     Attributes:
-        points: by number and batch size.
+        points: one measurement per number of exit points and batch size.
         chosen: number of exit points to use.
-        exit_points: their names, for `Preemptible(module, profile.exit_points)`.
-        reason: why this number.
+        exit_points: names of these exit points, for `Preemptible(module, profile.exit_points)`.
+        reason: reason for the choice, as a sentence.
+        max_delay, max_slowdown: the limits, as shares of the batch's time.
     """
 
     points: tuple[PreemptionPoint, ...]
@@ -90,11 +98,11 @@ class PreemptionProfile:
 
     @property
     def meets_limits(self) -> bool:
-        """The chosen number keeps both limits at every batch size that was measured."""
+        """Whether the chosen number keeps both limits at every measured batch size."""
         return self.cost(self.chosen) <= 1
 
     def cost(self, exit_points: int) -> float:
-        """The worst of delay and slowdown, over the batch sizes, as a multiple of its limit."""
+        """Return the largest ratio of a delay or slowdown to its limit, over all batch sizes."""
         return _cost(self.points, exit_points, self.max_delay, self.max_slowdown)
 
     def to_json(self) -> dict[str, Any]:
@@ -102,7 +110,7 @@ class PreemptionProfile:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PreemptionProfile:
-        """The inverse of `to_json`.
+        """Return the profile that `to_json` wrote.
 
         Raises:
             ValueError: a field is missing or unknown.
@@ -116,11 +124,12 @@ class PreemptionProfile:
 
 
 def load_preemption(path: str | Path) -> dict[str, PreemptionProfile]:
-    """By variant, from the entry "preemption" of a profile file; empty if it has none.
+    """Return the preemption profiles in a profile file, by variant. They are in its entry
+    "preemption". Without this entry, the result is empty.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is damaged, or of another kind; the message names it.
+        ValueError: the file is damaged, or of another kind. The message names it.
     """
     try:
         body = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -155,33 +164,35 @@ def profile_preemption(
 ) -> PreemptionProfile:
     """Measure delay and slowdown of numbers of exit points, and choose one (SHEPHERD §7.3).
 
-    In rounds over all candidates, so that a passing disturbance touches each alike. A round runs
-    the bare module and the one with exit points in a pair (in alternating order), and preempts some
-    batches at uniformly random times from another thread.
+    The measurements are in rounds over all candidates, so that a passing disturbance affects all
+    equally. In a round, every candidate runs one batch without and one with exit points, in
+    alternating order. Then another thread preempts some batches at uniformly random times.
 
-    The smallest number that keeps both limits at all batch sizes is chosen; where none does, the
-    one whose worst ratio to its limit is least. A number whose median delay is already over the
-    limit is not measured further, unless all are.
+    The smallest number that keeps both limits at all batch sizes is chosen. If none does, the one
+    whose largest ratio to a limit is least is chosen. A number whose median delay is over the limit
+    after a few rounds is not measured further, unless all are over it.
 
     Args:
-        module: to be measured; without exit points before and after.
-        example_input: one item, a tensor without batch dimension, or a function of the batch size
-            that returns a batch.
-        batch_sizes: to measure at.
-        candidates: numbers of exit points.
-        run: what runs a batch; it must call the module. Default: `module(batch)`.
-        budget_s: to spend, about, in all. Each candidate is measured at least 3 times.
-        max_delay, max_slowdown: limits, as shares of the bare batch's time.
+        module: the module to measure. It has no exit points before, and none afterwards.
+        example_input: one item, as a tensor without a batch dimension; or a function of the batch
+            size that returns a batch.
+        batch_sizes: batch sizes to measure at.
+        candidates: numbers of exit points to measure.
+        run: function that runs a batch and calls the module. Default: `module(batch)`.
+        budget_s: approximate time for all measurements, in seconds. Each candidate is measured at
+            least 3 times.
+        max_delay, max_slowdown: limits, as shares of the time of a batch without exit points.
         run_ahead: as in `Preemptible`.
-        clock: `wall`, or `thread` for the CPU time of the thread that runs the batch: what is
-            measured is then what a machine without other work would show. For a busy machine, with
-            one CPU thread (Linux); of no use for a GPU.
-        seed: of the random times.
-        progress: called with the share of the budget that is used.
+        clock: `wall` measures wall-clock time. `thread` measures the CPU time of the thread that
+            runs the batch, so other work on the machine does not count. It needs Linux and one CPU
+            thread, and cannot measure a GPU.
+        seed: seed of the random times.
+        progress: called with the used share of the budget.
 
     Raises:
-        TypeError, ValueError: as in `Preemptible`; no batch size or candidate, or a bad one; the
-            module was not called by `run`.
+        TypeError: as in `Preemptible`, or `example_input` is of another type.
+        ValueError: as in `Preemptible`; or there is no batch size or candidate, or one is out of
+            its range; or `run` did not call the module.
     """
     refuse(module)
     sizes, numbers = sorted(set(batch_sizes)), sorted(set(candidates))
@@ -258,11 +269,11 @@ class _Samples:
         self.delays: list[float] = []
 
     def may_keep(self, max_delay: float) -> bool:
-        """False once even the median delay is over the limit: more samples would tell no more."""
+        """Return whether the median delay is within the limit, so that more samples are useful."""
         return statistics.median(self._delays()) <= max_delay * statistics.median(self.bare)
 
     def _delays(self) -> list[float]:
-        # A batch so short that every flag came too late just runs to its end.
+        # If every flag came too late, because the batch is short, the delay is the whole batch.
         return self.delays or [statistics.median(self.bare)]
 
     def point(self, number: int, placed: int, batch_size: int) -> PreemptionPoint:
@@ -281,7 +292,7 @@ class _Samples:
 
 
 class _Bench:
-    """One batch, run bare, with exit points, and with a flag that is set on the way."""
+    """Runs one batch in three ways: without exit points, with exit points, and preempted."""
 
     def __init__(
         self,
@@ -326,12 +337,13 @@ class _Bench:
         progress: Callable[[float], None],
     ) -> dict[int, _Samples]:
         samples = {number: _Samples() for number in placed}
-        # Times spread evenly (golden ratio) from a random start: fewer do than random ones would.
+        # The times are spread evenly (golden ratio) from a random start. So fewer samples are
+        # enough than with independent random times.
         start = rng.random()
         when = {number: ((start + k * 0.618034) % 1 for k in count()) for number in placed}
         for _ in range(2):
             self._once()
-        self._lasted.clear()  # the first calls are no measurement
+        self._lasted.clear()  # the first calls are a warm-up
         begin = time.perf_counter()
         used = 0.0
         for round_ in range(_MOST_ROUNDS):
@@ -367,7 +379,8 @@ class _Bench:
             torch.cuda.synchronize()
 
     def _timed(self, names: Sequence[str] | None) -> float:
-        """Seconds of a batch that nobody stops; bare without names."""
+        """Return the time of a batch that is not preempted, in seconds. It has exit points at
+        `names`; None: none."""
         if names is None:
             begin, start = time.perf_counter(), self._now(self._thread)
             self._once()
@@ -383,7 +396,8 @@ class _Bench:
             return self._now(self._thread) - start
 
     def _preempted(self, names: Sequence[str], after_s: float) -> float | None:
-        """Seconds from a flag set `after_s` into the batch to its end; None if it ended before."""
+        """Set a flag `after_s` seconds after the batch started. Return the time from then to the
+        end of the batch, in seconds, or None if it ended earlier."""
         flag, set_at = PreemptionFlag(), math.inf
 
         def stop() -> None:
@@ -407,7 +421,7 @@ class _Bench:
 
 
 def _clock(kind: str) -> Callable[[int], float]:
-    """Seconds as they pass for a thread, given by its identifier."""
+    """Return a function from a thread's identifier to the reading of its clock, in seconds."""
     if kind == "wall":
         return lambda _thread: time.perf_counter()
     if kind != "thread":
@@ -441,10 +455,10 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def plot_preemption(profiles: Mapping[str, PreemptionProfile]) -> Any:
-    """Delay and slowdown over the number of exit points, a panel per module (as SHEPHERD Fig. 12).
+    """Plot the delay and the slowdown over the number of exit points, as in SHEPHERD Fig. 12.
 
     Returns:
-        A matplotlib Figure.
+        A matplotlib Figure with one panel per module.
     """
     from matplotlib.figure import Figure
 

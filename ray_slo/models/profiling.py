@@ -1,8 +1,8 @@
-"""Measures ℓ(b): the time of a batch method by batch size.
+"""Measurement of the latency profile ℓ(b): the time of a batch method by batch size.
 
-`profile_callable` runs in the caller's process (a worker calls it for its warm-up sweep).
-`profile_class` measures a deployment class in a fresh process with one CPU thread, as a worker
-would run it, so that this process's threads and memory do not affect the figures.
+`profile_callable` measures in the caller's process; a worker calls it for its warm-up sweep.
+`profile_class` measures a deployment class in a new process with one CPU thread, as a worker would
+run it. So the threads and the memory of the caller's process do not affect the figures.
 """
 
 from __future__ import annotations
@@ -55,24 +55,25 @@ def profile_callable(
     clock: Callable[[], float] | None = None,
     progress: Callable[[int, float], None] | None = None,
 ) -> dict[int, list[float]]:
-    """Seconds per call of `fn([example] * b)` for each batch size b, several samples each.
+    """Measure the duration of `fn([example] * b)` for batch sizes b, several times each.
 
-    The order is that of `sweep.Sweep`: large sizes early, then those in between, then rounds.
+    `sweep.Sweep` gives the order: first large sizes, then those in between, then rounds over all.
 
     Args:
-        fn: the batch method, a list in. If it is `async`, it is run to its end on a private loop.
+        fn: the batch method. It takes a list of items. An `async` method runs to its end on an
+            event loop of its own.
         example: one representative item.
         sizes: batch sizes to measure.
-        budget_s, bound_s, repeats: see `sweep.Sweep`. A call is never cut short.
-        clock: seconds, monotonic; default: `time.perf_counter`.
+        budget_s, bound_s, repeats: see `sweep.Sweep`. A running call is never interrupted.
+        clock: function that returns monotonic time in seconds. Default: `time.perf_counter`.
         progress: called with (batch size, seconds) after every call.
 
     Returns:
-        Batch size → durations in seconds, for the sizes that were reached, ascending.
+        The measured durations in seconds, by batch size, in ascending order of the sizes.
 
     Raises:
-        ValueError: no sizes, or one below 1.
-        Exception: whatever `fn` raises.
+        ValueError: there is no size, or a size below 1.
+        Exception: the error that `fn` raised.
     """
     sweep = Sweep(sizes, budget_s=budget_s, bound_s=bound_s, repeats=repeats)
     clock = clock or time.perf_counter
@@ -90,7 +91,8 @@ def profile_callable(
 
 @contextmanager
 def _runner(fn: Callable[[list[Any]], Any]) -> Iterator[Callable[[list[Any]], Any]]:
-    """A function that runs `fn`, waits if it is async, and collects no garbage meanwhile."""
+    """Return a context manager of a function that runs `fn` to its end, also if it is async. The
+    garbage collector is off inside."""
     call = fn if inspect.isroutine(fn) else getattr(fn, "__call__", fn)  # noqa: B004
     collects = gc.isenabled()
     gc.disable()
@@ -111,7 +113,12 @@ def _runner(fn: Callable[[list[Any]], Any]) -> Iterator[Callable[[list[Any]], An
 def to_profile(
     samples: Mapping[int, list[float]], *, quantile: float = 0.95, max_batch_size: int | None = None
 ) -> LatencyProfile:
-    """A latency profile from samples: their `quantile` per size, interpolated between sizes."""
+    """Return a latency profile from durations in seconds, by batch size. It has the `quantile` of
+    each size, and interpolates between sizes.
+
+    Raises:
+        ValueError: the quantile is not between 0 and 1.
+    """
     if not 0 < quantile < 1:
         raise ValueError(f"quantile must lie between 0 and 1, got {quantile}")
     points = {size: float(np.quantile(values, quantile)) for size, values in samples.items()}
@@ -123,10 +130,10 @@ class Target:
     """A deployment class to measure.
 
     Attributes:
-        name: "module:Class", or "module:attr" of what `@ray_slo.deployment` made of a class.
-        kwargs, args: of its constructor.
-        variant: the network to hand its batch method (`ray_slo.Variant` or its like), if any.
-        environment: variables of the measuring process.
+        name: "module:Class". "module:attr" may also name the result of `@ray_slo.deployment`.
+        kwargs, args: arguments of the class's constructor.
+        variant: the `ray_slo.Variant` whose network the batch method gets, if it takes one.
+        environment: additional environment variables of the measuring process.
     """
 
     name: str
@@ -137,7 +144,7 @@ class Target:
 
 
 class ProfilingError(ValueError):
-    """The measured class failed: the message holds its own error."""
+    """The measured class failed. The message contains its error."""
 
 
 def profile_class(
@@ -151,17 +158,20 @@ def profile_class(
     progress: Callable[[float], None] | None = None,
     about: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[int, list[float]]:
-    """`profile_callable` of a class's `__call__`, in a fresh process with `threads` CPU threads.
+    """Measure a class's `__call__` with `profile_callable`, in a new process with `threads` CPU
+    threads.
 
     Args:
-        example: one item as a client sends it (passed through the class's `preprocess`, if it
-            has one); default: the class's `example_input()`.
-        progress: called with the share of the budget that is used, 0 … 1, about 10 times a second.
-        about: called with further facts for the profile: `memory_mb` that loading the variant took,
-            `memory_of` ("host" or "gpu"), and how its network `runs`, if known.
+        example: one item as a client sends it. The class's `preprocess` is applied, if it has one.
+            Default: the class's `example_input()`.
+        progress: called with the used share of the budget, 0 … 1, about 10 times per second.
+        about: called with further facts for the profile: the memory that loading the variant took
+            (`memory_mb`, MB), its sort (`memory_of`: "host" or "gpu"), and how the network runs
+            (`runs`, if known).
 
     Raises:
-        ProfilingError: not importable, no example, an error in the class, or the process died.
+        ProfilingError: the class cannot be imported, or has no example, or raised an error; or the
+            process died.
     """
     options = {"max_batch_size": max_batch_size, "budget_s": budget_s, "bound_s": bound_s}
     samples: dict[int, list[float]] = _in_fresh_process(
@@ -180,16 +190,18 @@ def profile_class_preemption(
     example: Any = None,
     progress: Callable[[float], None] | None = None,
 ) -> PreemptionProfile:
-    """`profile_preemption` of the network of a class, in a process as that of `profile_class`.
+    """Measure the exit points of a class's network with `profile_preemption`. This runs in a new
+    process, as in `profile_class`.
 
-    The network is what the variant's loader returned, or the only torch module among the
-    attributes of the class's instance (or of what the loader returned).
+    The network is the object that the variant's loader returned, or the instance of the class. If
+    this is no torch module, its only attribute that is one is taken.
 
     Args:
-        candidates: numbers of exit points; default: 0, 1, 2, 4, … 64.
+        candidates: numbers of exit points. Default: 0, 1, 2, 4, … 64.
 
     Raises:
-        ProfilingError: as `profile_class`; no such network, or it cannot be stopped inside.
+        ProfilingError: as in `profile_class`; or there is no such network, or it cannot stop
+            inside.
     """
     from ray_slo.models.preemption_profile import CANDIDATES
 
@@ -206,7 +218,13 @@ def profile_class_preemption(
 
 @dataclass(frozen=True)
 class _Built:
-    """A target in its process: the batch method, the network behind it, and an item."""
+    """A target that was built in the measuring process.
+
+    Attributes:
+        batch: the batch method.
+        network: the network that it uses.
+        item: an item to measure with.
+    """
 
     batch: Callable[[list[Any]], Any]
     network: Any
@@ -222,7 +240,7 @@ def _in_fresh_process(
     progress: Callable[[float], None] | None,
     about: Callable[[dict[str, Any]], None] | None = None,
 ) -> Any:
-    """The result of `work(built, options, progress)` in a fresh process."""
+    """Return the result of `work(built, options, progress)`, which runs in a new process."""
     context = get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     with _environment({**target.environment, **dict.fromkeys(THREAD_VARIABLES, str(threads))}):
@@ -254,7 +272,7 @@ def _in_fresh_process(
         process.join()
         raise ProfilingError(
             f"{target.name}: the measuring process died (exit code {process.exitcode}); "
-            "out of memory?"
+            "perhaps it ran out of memory"
         ) from None
     finally:
         if process.is_alive():
@@ -272,10 +290,11 @@ def _measure(
     example: Any,
     options: dict[str, Any],
 ) -> None:
-    """In the fresh process: build the class, measure, send the result."""
+    """Build the class, measure it, and send the result through the pipe. This runs in the new
+    process."""
     try:
         if "" not in sys.path:
-            sys.path.insert(0, "")  # as `python -m` would: deployments live in the working folder
+            sys.path.insert(0, "")  # like `python -m`: deployments may be in the working folder
         cls = import_attr(target.name)
         cls = getattr(cls, "user_class", cls)
         meter = Meter()
@@ -292,8 +311,8 @@ def _measure(
             item = cls.example_input()
         else:
             raise ValueError(
-                "it has no static method example_input(); add one that returns a representative "
-                "item, or pass an input"
+                "the class has no static method example_input(); add one that returns a "
+                "representative item, or pass an input"
             )
         last = time.perf_counter()
 
@@ -309,7 +328,7 @@ def _measure(
 
 
 def _about(network: Any, meter: Meter) -> dict[str, Any]:
-    """Further facts for the profile of a variant that was loaded as "it"."""
+    """Return further facts for the profile. The meter knows the variant by the name "it"."""
     found: dict[str, Any] = {"memory_of": meter.device}
     if (footprint := meter.variants.get("it")) is not None:
         found["memory_mb"] = round(footprint.load_mb, 1)
@@ -356,7 +375,7 @@ def _limit_torch(threads: int) -> None:
 
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables for processes started inside."""
+    """Return a context manager in which started processes have these environment variables."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -370,7 +389,7 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def metadata(*, quantile: float, threads: int) -> dict[str, Any]:
-    """Facts for a profile file about its measurement."""
+    """Return facts about the measurement for a profile file: software, hardware, settings."""
     versions = {"python": platform.python_version(), "numpy": np.__version__}
     for package in ("torch", "ray"):
         with suppress(PackageNotFoundError):

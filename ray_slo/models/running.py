@@ -1,15 +1,15 @@
-"""Runs a network in batches, as a GPU wants them.
+"""Runs a network in batches such that a GPU is used well.
 
     runner = Runner(network, device, How(precision="bfloat16", engine="graph"))
     staged = runner.stage(lambda lane: lane.put(pictures))   # may happen while another batch runs
-    scores = runner(staged)                                  # on the device, which is done with it
+    scores = runner(staged)                                  # a tensor on the device, complete
 
 A batch is *staged* first: it is copied to the device from pinned memory, on a separate stream,
 without waiting. The worker stages the next batch while one computes. A call returns when the device
-is done, so its duration contains everything.
+is done, so its duration contains the whole work.
 
-`ways` finds the fastest way. `lanes` contains the differences of a CPU: it has one queue, and it
-runs the work of a CUDA graph anew in the same buffers.
+`ways` finds the fastest way to run a network. `lanes` contains the differences between CPU and GPU.
+A CPU has one queue, and repeats the recorded work in the same buffers instead of a CUDA graph.
 
 Importing this module does not import torch.
 """
@@ -29,28 +29,30 @@ if TYPE_CHECKING:
     import torch
 
 Tensors = Any
-"""A tensor, or a mapping of names to tensors, with one row per item each."""
+"""A tensor, or a mapping of names to tensors. Each tensor has one row per item."""
 
 SIZES = (1, 2, 4, 8, 16)
 """Batch sizes that are recorded or compiled. Up to 16 items, a few more rows cost a GPU less than
 the host's time to start the work. Larger batches run without a recording."""
-_WARM = 3  # calls before a recording: libraries choose their kernels, memory is allocated
+# Calls before a recording. In these, libraries choose their kernels, and memory is allocated.
+_WARM = 3
 
 
 @dataclass(frozen=True)
 class How:
-    """How a network is run.
+    """The way in which a network is run.
 
     Attributes:
-        precision: precision of convolutions and matrix products, by autocast. Weights do not
+        precision: precision of convolutions and matrix products, by autocast. The weights do not
             change.
-        channels_last: layout of pictures and of the weights of convolutions.
-        engine: eager; graph (a CUDA graph per batch size of `SIZES`; on a CPU, the same buffers
-            without a graph); compile (`torch.compile` per batch size of `SIZES`, which takes
-            minutes at load).
+        channels_last: whether pictures and the weights of convolutions have the memory layout
+            "channels last".
+        engine: "eager" runs the network as it is. "graph" records a CUDA graph for each batch size
+            in `SIZES`; on a CPU it uses the same buffers without a graph. "compile" uses
+            `torch.compile` for each batch size in `SIZES`, which takes minutes at load.
 
     Raises:
-        ValueError: another value; it names the valid ones.
+        ValueError: a field has another value. The message names the valid ones.
     """
 
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -72,12 +74,12 @@ class How:
 def parse_how(how: object) -> How | Literal["auto", "measure"]:
     """Read a loader's argument `how`.
 
-    * "auto": on a GPU like "measure"; on a CPU without a measurement.
+    * "auto": as "measure" on a GPU; the loader's plain way on a CPU.
     * "measure": several ways are timed, and the fastest is used.
-    * A mapping of fields of `How`; the others have their defaults.
+    * A mapping of fields of `How`. Missing fields have their defaults.
 
     Raises:
-        ValueError: something else; it names what is valid.
+        ValueError: the argument is none of these. The message names the valid ones.
     """
     if how == "auto":
         return "auto"
@@ -96,12 +98,12 @@ def parse_how(how: object) -> How | Literal["auto", "measure"]:
 
 @dataclass(frozen=True)
 class Staged:
-    """A batch that is on the device, or on its way there.
+    """A batch that is on the device, or is being copied there.
 
     Attributes:
         inputs: inputs of the network. They are kept until the batch has run, so that their memory
-            is not used otherwise.
-        ready: the mark of their lane that they have arrived.
+            is not reused.
+        ready: mark in the lane's queue of copies: the inputs have arrived.
     """
 
     inputs: Tensors
@@ -111,14 +113,14 @@ class Staged:
 class Runner:
     """Runs a network on a device.
 
-    Batches that run in a `preemption_scope` run eagerly, whatever the engine: a graph is one piece
-    and cannot be stopped inside.
+    In a `preemption_scope`, batches run eagerly with any engine, because a graph is one piece and
+    cannot stop inside.
 
     Args:
         network: a torch module in evaluation mode, or any function of the inputs. It is moved to
             the device.
         how: see `How`.
-        call: `call(network, inputs)` makes a tensor, with a row per item. Default:
+        call: function `call(network, inputs)` that returns a tensor with one row per item. Default:
             `network(inputs)`.
     """
 
@@ -136,7 +138,7 @@ class Runner:
         self.lane: Lane = lane_of(device)
         self._call = call
         self._recorded: dict[tuple[Any, ...], dict[int, _Recorded]] = {}
-        # For this network only: another one may run, or be timed, in another thread.
+        # Each network has its own pool, because another thread may run or time another network.
         self._pool = self.lane.pool() if how.engine == "graph" else None
         if isinstance(network, torch.nn.Module):
             layout = torch.channels_last if how.channels_last else torch.contiguous_format
@@ -147,11 +149,11 @@ class Runner:
             self._compiled = torch.compile(network, dynamic=False)
 
     def stage(self, make: Callable[[Lane], Tensors]) -> Staged:
-        """Queue the copy of a batch to the device. Any thread may call it while a batch runs.
+        """Queue the copy of a batch to the device. Any thread may call this while a batch runs.
 
         Args:
-            make: makes the inputs, with `lane.put` for the data to copy. Its computations on the
-                device run beside the running batch, too.
+            make: function of the lane that returns the inputs. It copies data with `lane.put`. Its
+                computations on the device also run beside the running batch.
         """
         import torch
 
@@ -179,16 +181,16 @@ class Runner:
         return result
 
     def prepare(self, stage: Callable[[int], Staged], sizes: Sequence[int] = SIZES) -> None:
-        """Compile or record the network for batch sizes; with the engine `eager`, do nothing.
+        """Compile or record the network for these batch sizes. With the engine `eager`, do nothing.
 
         Args:
-            stage: a batch of that many items.
+            stage: function that stages a batch of a given number of items.
         """
         import torch
 
         if self.how.engine == "eager":
             return
-        for size in sorted(sizes, reverse=True):  # smaller ones fit into the largest one's memory
+        for size in sorted(sizes, reverse=True):  # smaller sizes reuse the memory of the largest
             staged = stage(size)
             with torch.inference_mode(), self.lane.computing():
                 self.lane.wait(staged.ready)
@@ -221,7 +223,7 @@ class Runner:
         if self.how.precision == "float32":
             return nullcontext()
         dtype = getattr(torch, self.how.precision)
-        # A graph keeps its inputs' memory, so it must not be a cached copy that is freed.
+        # Autocast frees its cached copies of weights, but a graph continues to use their memory.
         cast: AbstractContextManager[Any] = torch.autocast(
             self.device.type, dtype=dtype, cache_enabled=False
         )
@@ -237,7 +239,8 @@ class Runner:
 
 @dataclass(frozen=True)
 class _Recorded:
-    """Work on buffers of one batch size; a smaller batch leaves old rows at their end."""
+    """Recorded work on the buffers of one batch size. A smaller batch leaves old rows at the end of
+    the buffers; they are not returned."""
 
     buffers: Tensors
     play: Callable[[], torch.Tensor]
@@ -245,7 +248,7 @@ class _Recorded:
     def __call__(self, inputs: Tensors) -> torch.Tensor:
         for buffer, given in zip(_leaves(self.buffers), _leaves(inputs), strict=True):
             buffer[: len(given)].copy_(given)
-        # A copy: the next batch runs in the same memory.
+        # Copy the result, because the next batch runs in the same memory.
         return self.play()[: _size(inputs)].clone()
 
 
@@ -264,5 +267,5 @@ def _size(inputs: Tensors) -> int:
 
 
 def _shape(inputs: Tensors) -> tuple[Any, ...]:
-    """The shape of an item, by which recordings are kept."""
+    """Return the shape and type of an item. There is one recording for each."""
     return tuple((tensor.shape[1:], tensor.dtype) for tensor in _leaves(inputs))

@@ -1,10 +1,10 @@
 """Chooses the next batch size to measure in a warm-up sweep.
 
-A slow network has time for few calls. So a sweep first tries the largest size that its budget and
-its bound allow by the measured latencies (`LatencyProfile.from_points`, which errs on the slow
-side). The sizes in between follow. Then come rounds over all of them, so that a passing disturbance
-affects every size equally. The first call of a size may compile or allocate. It counts only if no
-other call of that size was possible.
+For a slow network, there is time for few calls. So a sweep first tries the largest size that should
+fit its budget and its bound. `LatencyProfile.from_points` predicts the time from the measured
+latencies, rather too long than too short. The sizes in between follow. Then come rounds over all
+sizes, so that a passing disturbance affects all equally. The first call of a size may compile or
+allocate. It counts only if no other call of that size was possible.
 
 Worked example: 0.2 s per item, a budget of 3 s, and a bound of 2 s.
 
@@ -24,7 +24,7 @@ from collections.abc import Generator, Iterable
 
 from ray_slo.core.profiles import LatencyProfile
 
-_COSTLY = 0.25  # share of the budget; a longer call is not repeated after its warm-up
+_COSTLY = 0.25  # a call that takes a larger share of the budget is not repeated as a warm-up
 
 
 class Sweep:
@@ -32,19 +32,19 @@ class Sweep:
 
     Args:
         sizes: batch sizes to measure.
-        budget_s: stop after about this many seconds in calls. Size 1 is always measured, and a
-            second size where it takes no longer than the whole budget.
-        bound_s: no larger size is tried after the first one that takes longer, seconds.
-        call_s: longest call, seconds, except for the smallest size: others wait for it.
-        repeats: rounds at most.
+        budget_s: approximate limit of the time in calls, in seconds. The smallest size is always
+            measured. A second size is measured if it should take no longer than the whole budget.
+        bound_s: after a size took longer than this, in seconds, no larger size is tried.
+        call_s: longest allowed call, in seconds. The smallest size is tried in any case.
+        repeats: largest number of rounds.
 
     Attributes:
-        size: the next size to time; None at the end.
-        samples: seconds by batch size.
-        is_cut: whether larger sizes than those in `samples` do not fit.
+        size: the next size to time. None at the end.
+        samples: durations in seconds, by batch size.
+        is_cut: whether larger sizes than those in `samples` ran out of memory.
 
     Raises:
-        ValueError: no sizes, or one below 1.
+        ValueError: there is no size, or a size below 1.
     """
 
     def __init__(
@@ -63,14 +63,15 @@ class Sweep:
         self._bound_s = math.inf if bound_s is None else bound_s
         self._call_s = call_s
         self._repeats = repeats
-        self._best: dict[int, float] = {}  # shortest call by size, the first one where alone
+        # Shortest call by size, in seconds. The first call counts only if it is the only one.
+        self._best: dict[int, float] = {}
         self._rounds: dict[int, list[float]] = {}
         self.is_cut = False
         self._steps = self._run()
         self.size: int | None = next(self._steps)
 
     def took(self, seconds: float) -> None:
-        """Take the duration of the call for `size`."""
+        """Take the duration of the call for `size`, in seconds."""
         self._left_s -= seconds
         try:
             self.size = self._steps.send(seconds)
@@ -78,8 +79,8 @@ class Sweep:
             self.size = None
 
     def ran_out(self, seconds: float) -> bool:
-        """The call for `size` ran out of memory after that time: neither it nor a larger size is
-        tried again. Returns whether a smaller one worked."""
+        """Note that the call for `size` ran out of memory after `seconds`. Neither this size nor a
+        larger one is tried again. Return whether a smaller size worked."""
         self._left_s -= seconds
         failed = self.size or 0
         self._sizes = [size for size in self._sizes if size < failed]
@@ -99,7 +100,7 @@ class Sweep:
         yield from self._rest()
 
     def _rest(self) -> Generator[int, float, None]:
-        """All but the smallest size, as far as they are not measured yet; then rounds."""
+        """Measure the sizes that were not measured yet, then do rounds over all."""
         while (size := self._larger()) is not None:
             yield from self._measure(size)
         for size in self._sizes:
@@ -110,16 +111,16 @@ class Sweep:
         yield from self._repeat()
 
     def _measure(self, size: int) -> Generator[int, float, None]:
-        """Reach a size: once, and once more unless the first call was costly."""
+        """Measure a size for the first time, and once more unless the first call took long."""
         self._best[size] = seconds = yield size
         affordable = seconds <= self._left_s and seconds <= _COSTLY * self._budget_s
-        # One slow call must not end the sweep: it may have compiled.
+        # A second call confirms that the size is too slow: the first one may have compiled.
         ends = seconds > self._bound_s and seconds <= self._left_s
         if affordable or ends:
             self._best[size] = min(seconds, (yield size)) if ends else (yield size)
 
     def _larger(self) -> int | None:
-        """The next larger size to try; None if there is none."""
+        """Return the next larger size to try, or None if there is none."""
         reached = max(self._best)
         beyond = [size for size in self._sizes if size > reached]
         if not beyond or self._best[reached] > self._bound_s:
@@ -128,7 +129,8 @@ class Sweep:
         limit_s = min(self._bound_s, self._call_s, self._left_s / 2)
         if fits := [size for size in beyond if expected(size) <= limit_s]:
             return fits[-1]
-        # It may be faster than expected: try the next one, and in any case a second size.
+        # The next size may be faster than predicted, so try it if there is time. A second size may
+        # even take the whole budget.
         left_s = self._left_s if len(self._best) > 1 else max(self._left_s, self._budget_s)
         return beyond[0] if expected(beyond[0]) <= min(left_s, self._call_s) else None
 

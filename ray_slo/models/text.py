@@ -1,17 +1,18 @@
-"""BERT from tiny to base as variants: sequence-pair classifiers with their published accuracies.
+"""BERT from tiny to base as variants: classifiers of text pairs, with published accuracies.
 
     load("bert-mini", weights="/models/mnli")   # /models/mnli/bert-mini, by save_pretrained
-    load("bert-mini", weights="none")           # random: the same cost, senseless answers
-    load("bert-mini")                           # the published encoder, its classifier untrained
-    load("bert-mini", weights="local")          # the same, and an error where it is not there
+    load("bert-mini", weights="none")           # random: the same cost, meaningless answers
+    load("bert-mini")                           # the published encoder, an untrained classifier
+    load("bert-mini", weights="local")          # the same, or an error if it is not downloaded
 
-Without the argument, the environment variable RAY_SLO_WEIGHTS decides.
+Without the argument `weights`, the environment variable RAY_SLO_WEIGHTS decides.
 
-The networks are the BERT miniatures (Turc et al. 2019, "Well-Read Students Learn Better"). They are
-published as encoders: a classifier on top has to be fine-tuned on its task. The accuracies are of
-such fine-tuning on MNLI (matched test set), from the GLUE table of the miniatures' model card;
-BERT-base's is from Devlin et al. 2019, Table 1. RAMSIS' text task (EuroSys '24, §7) uses the same.
-Needs transformers (`pip install 'ray-slo[text]'`); importing this module does not.
+The networks are the BERT miniatures (Turc et al. 2019, "Well-Read Students Learn Better"). Only the
+encoders are published; a classifier on top has to be fine-tuned on its task. The accuracies are
+those after fine-tuning on MNLI (matched test set), from the GLUE table of the miniatures' model
+card. BERT-base's is from Devlin et al. 2019, Table 1. RAMSIS' text task (EuroSys '24, §7) uses the
+same networks. Loading needs transformers (`pip install 'ray-slo[text]'`); importing this module
+does not.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ from ray_slo.models.ways import fit
 if TYPE_CHECKING:
     import torch
 
-LABELS = ("entailment", "neutral", "contradiction")  # GLUE's order
+LABELS = ("entailment", "neutral", "contradiction")  # in the order of GLUE
 _JSON_FILES = ("config.json", "tokenizer_config.json", "tokenizer.json")
-MAX_TOKENS = 128  # of a pair, as the miniatures were fine-tuned
+MAX_TOKENS = 128  # largest number of tokens in a pair, as in the miniatures' fine-tuning
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -54,7 +55,7 @@ EXAMPLE = (
     "winter, although half of the money for it has not been found yet.",
     "The hospital has been paid for in full.",
 )
-"""A pair of usual length, to measure with."""
+"""A text pair of typical length, for measurements."""
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class Size:
 
     @property
     def checkpoint(self) -> str:
-        """Of the pre-trained encoder on the Hugging Face hub."""
+        """Name of the pre-trained encoder on the Hugging Face hub."""
         return f"google/bert_uncased_L-{self.layers}_H-{self.hidden}_A-{self.heads}"
 
 
@@ -87,7 +88,7 @@ FAMILY = {
 
 
 class TextAnswer(TypedDict):
-    """The likeliest label with its probability, and the probability of each."""
+    """The most likely label with its probability, and the probability of every label."""
 
     label: str
     confidence: float
@@ -96,7 +97,7 @@ class TextAnswer(TypedDict):
 
 @dataclass(frozen=True)
 class PairClassifier:
-    """A network with its tokenizer: pairs of texts to answers.
+    """A network with its tokenizer. It maps text pairs to answers.
 
     Attributes:
         runs: how the network is run, in words.
@@ -115,15 +116,15 @@ class PairClassifier:
 
     @property
     def stages_ahead(self) -> bool:
-        """Whether staging a batch while another runs gains time; see `ImageClassifier`."""
+        """Whether staging a batch while another one runs saves time; see `ImageClassifier`."""
         return bool(self.runner.device.type == "cuda")
 
     def stage(self, pairs: list[tuple[str, str]]) -> Staged:
-        """Cut texts into tokens and copy them to the device; `__call__` takes the result."""
+        """Cut texts into tokens and copy these to the device. `__call__` takes the result."""
         return _stage(self.runner, self.tokenizer, self.max_tokens, pairs)
 
     def __call__(self, pairs: list[tuple[str, str]] | Staged) -> list[TextAnswer]:
-        """One answer per pair, in the same order."""
+        """Return one answer per pair, in the same order."""
         if not isinstance(pairs, Staged):
             if not pairs:
                 return []
@@ -155,16 +156,20 @@ def _stage(runner: Runner, tokenizer: Any, max_tokens: int, pairs: list[tuple[st
 
 
 def accuracy(name: str) -> float:
-    """Published accuracy on MNLI (matched) in percent, see the module's text.
+    """Return the published accuracy on MNLI (matched), in percent. The module says its source.
 
     Raises:
-        ValueError: unknown name.
+        ValueError: the name is unknown.
     """
     return size(name).accuracy
 
 
 def size(name: str) -> Size:
-    """A network's dimensions; ValueError names the valid ones."""
+    """Return a network's dimensions.
+
+    Raises:
+        ValueError: the name is unknown. The message has the valid ones.
+    """
     try:
         return FAMILY[name]
     except (KeyError, TypeError):
@@ -198,22 +203,24 @@ def load(
     max_tokens: int = MAX_TOKENS,
     how: str | Mapping[str, Any] | How = "auto",
 ) -> PairClassifier:
-    """A BERT with a classifier on top, ready to answer.
+    """Load a BERT with a classifier on top.
 
     Args:
         name: one of `FAMILY`.
-        weights: "none" (all random, and a tokenizer made on the spot: the same in every process),
-            "local" (the published encoder, if it is in Hugging Face's cache, $HF_HOME; its
-            classifier is untrained), "download" (the same, and it is fetched once), or the path of
-            a folder that `save_pretrained` wrote (network and tokenizer), or of one that holds it
-            as `<name>`. Its labels are those of its `config.json`. Default: $RAY_SLO_WEIGHTS, else
-            "download".
+        weights: one of these words, or a path. Default: $RAY_SLO_WEIGHTS, otherwise "download".
+
+            * "none": random weights, and a generated tokenizer. Both are the same in every process.
+            * "local": the published encoder from Hugging Face's cache ($HF_HOME). Its classifier is
+              untrained.
+            * "download": as "local", and the encoder is downloaded once.
+            * The path of a folder that `save_pretrained` wrote (network and tokenizer), or of its
+              parent folder, where its name is `name`. The labels are those in its `config.json`.
         device: "auto", "cpu", "cuda", "cuda:1", …
-        max_tokens: of a pair; what is longer is cut.
-        how: the network is run; see `ray_slo.models.vision.load`.
+        max_tokens: largest number of tokens in a pair. Longer pairs are cut.
+        how: the way in which the network is run; see `ray_slo.models.vision.load`.
 
     Raises:
-        ValueError: unknown name, no such weights, device or `how`, or weights of another network.
+        ValueError: an argument is not valid, or the weights are of another network.
         RuntimeError: the download failed.
         ImportError: transformers is missing, or does not fit the installed torch.
     """
@@ -229,7 +236,7 @@ def load(
         torch.manual_seed(0)
         if source == "none":
             network, tokenizer = _random(dimensions)
-            _log.warning("%s has random weights: its answers mean nothing", name)
+            _log.warning("%s has random weights: its answers are meaningless", name)
         elif isinstance(source, Path):
             network, tokenizer = _from_folder(source, name, dimensions)
         else:
@@ -242,7 +249,7 @@ def load(
         lambda runner, size: _stage(runner, tokenizer, limit, [EXAMPLE] * size),
         how,
         plain=How(),
-        fixed_shape=False,  # a batch is as long as its longest pair
+        fixed_shape=False,  # a batch is as long as its longest pair of texts
         call=lambda network, tokens: network(**tokens).logits,
     )
     _log.info("%s runs in %s", name, runs)
@@ -253,7 +260,8 @@ def load(
 def _need_transformers() -> None:
     try:
         from transformers import BertForSequenceClassification  # noqa: F401  (it loads lazily)
-    except (ImportError, RuntimeError) as error:  # the latter: a torchvision for another torch
+    # RuntimeError: the installed torchvision was built for another version of torch.
+    except (ImportError, RuntimeError) as error:
         raise ImportError(
             f"BERT needs transformers ({_first_sentence(error)}): pip install 'ray-slo[text]'"
         ) from error
@@ -267,7 +275,8 @@ def _labels() -> dict[str, Any]:
 
 
 def _random(dimensions: Size) -> tuple[Any, Any]:
-    """A network as large as the published one, and a tokenizer that needs no download."""
+    """Return a random network as large as the published one, and a tokenizer that needs no
+    download."""
     import transformers
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
@@ -294,10 +303,11 @@ def _random(dimensions: Size) -> tuple[Any, Any]:
 
 
 def _vocabulary() -> dict[str, int]:
-    """A small WordPiece vocabulary: the words of Python's own `help()`, and what they share.
+    """Return a small WordPiece vocabulary: words of Python's `help()`, and their common parts.
 
-    It cuts English into about half as many pieces again as BERT's own would. (The trainer of
-    `tokenizers` breaks ties by chance: replicas would answer differently.)
+    With it, English text has about 1.5 times as many tokens as with BERT's own vocabulary. The
+    trainer of `tokenizers` is not used because it breaks ties at random: replicas would answer
+    differently.
     """
     from pydoc_data.topics import topics
 
@@ -321,8 +331,8 @@ def _from_folder(path: Path, name: str, dimensions: Size) -> tuple[Any, Any]:
         )
     if not any((folder / file).is_file() for file in ("tokenizer.json", "vocab.txt")):
         raise ValueError(
-            f"weights: {str(folder)!r} holds no tokenizer (tokenizer.json or vocab.txt); save it "
-            "there with save_pretrained, too"
+            f"weights: {str(folder)!r} holds no tokenizer (tokenizer.json or vocab.txt); save the "
+            "tokenizer there with save_pretrained"
         )
     for file in (folder / name for name in _JSON_FILES):
         _check_json(file)
@@ -331,7 +341,7 @@ def _from_folder(path: Path, name: str, dimensions: Size) -> tuple[Any, Any]:
         found = (config.num_hidden_layers, config.hidden_size)
         if found == (dimensions.layers, dimensions.hidden):
             return _pretrained(folder, local_files_only=True)
-    except Exception as error:  # JSON, safetensors and torch each have their own
+    except Exception as error:  # JSON, safetensors and torch each raise their own classes
         raise ValueError(
             f"weights: cannot read {str(folder)!r}: {_first_sentence(error)}"
         ) from error
@@ -342,7 +352,8 @@ def _from_folder(path: Path, name: str, dimensions: Size) -> tuple[Any, Any]:
 
 
 def _check_json(file: Path) -> None:
-    """Name the file that is damaged: what transformers says does not always."""
+    """Check that a file is a JSON mapping. The error names the file, which transformers' own errors
+    do not always do."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -354,17 +365,18 @@ def _check_json(file: Path) -> None:
 
 
 def _published(checkpoint: str, source: Source) -> tuple[Any, Any]:
-    """The encoder from Hugging Face's cache; fetched into it, if it is not there and may be."""
+    """Return the published network and its tokenizer from Hugging Face's cache. If they are not
+    there and `source` is "download", download them first."""
     from huggingface_hub import constants, snapshot_download
 
     folder = Path(constants.HF_HUB_CACHE) / f"models--{checkpoint.replace('/', '--')}"
     try:
-        # By its folder: asked for a name, transformers calls the hub even for what is local.
+        # Load by the folder. For a name, transformers asks the hub even if the files are local.
         snapshot = snapshot_download(
             checkpoint, cache_dir=constants.HF_HUB_CACHE, local_files_only=True
         )
         return _pretrained(snapshot, local_files_only=True, **_labels())
-    except Exception as error:  # JSON, safetensors and torch each have their own
+    except Exception as error:  # JSON, safetensors and torch each raise their own classes
         if source == "local":
             is_there = folder.is_dir()
             why = f"cannot be read ({_first_sentence(error)})" if is_there else "is not there"
@@ -383,12 +395,16 @@ def _published(checkpoint: str, source: Source) -> tuple[Any, Any]:
 
 
 def _reach(checkpoint: str) -> None:
-    """OSError: the hub does not answer now. Without a network, its client tries for minutes."""
+    """Check that the hub answers. Without a network, the hub's client would try for minutes.
+
+    Raises:
+        OSError: the hub does not answer now.
+    """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
     try:
         get_hf_file_metadata(hf_hub_url(checkpoint, "config.json"), timeout=TIMEOUT_S)
-    except Exception as error:  # those of the HTTP library that the client's version uses
+    except Exception as error:  # its class depends on the HTTP library of the client
         raise OSError(str(error) or type(error).__name__) from error
 
 
@@ -400,8 +416,8 @@ def _pretrained(where: str | Path, **options: Any) -> tuple[Any, Any]:
     )
     if info["missing_keys"]:
         _log.warning(
-            "%s has no trained %s: the answers mean nothing until it is fine-tuned; give weights: "
-            "<path of a fine-tuned one>",
+            "%s has no trained %s: its answers are meaningless until it is fine-tuned; give "
+            "weights: <path of a fine-tuned network>",
             where,
             " and ".join(sorted({key.partition(".")[0] for key in info["missing_keys"]})),
         )
@@ -412,6 +428,7 @@ def _pretrained(where: str | Path, **options: Any) -> tuple[Any, Any]:
 
 
 def _first_sentence(error: Exception) -> str:
-    """What a library says; of errors that hold only a value, such as KeyError, also their kind."""
+    """Return the first sentence of an error's message. If it is a single word, as in a KeyError,
+    add the name of the class."""
     said = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".")
     return said if " " in said else f"{type(error).__name__}: {said}"

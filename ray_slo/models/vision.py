@@ -1,15 +1,15 @@
 """torchvision's ImageNet classifiers as variants: names, published accuracies, loading.
 
     load("resnet50")                              # published weights, downloaded once
-    load("resnet50", weights="local")             # the same, and an error where they are not there
-    load("resnet50", weights="none")              # random ones: the same cost, senseless answers
+    load("resnet50", weights="local")             # the same, or an error if not downloaded
+    load("resnet50", weights="none")              # random: the same cost, meaningless answers
     load("resnet50", weights="/models/imagenet")  # /models/imagenet/resnet50.pth
 
-Without the argument, the environment variable RAY_SLO_WEIGHTS decides.
+Without the argument `weights`, the environment variable RAY_SLO_WEIGHTS decides.
 
-A loaded network maps pictures (RGB, uint8, of any size) to their five likeliest categories; it
-resizes, crops and normalises as its weights were published with. Needs torchvision
-(`pip install 'ray-slo[imagenet]'`); importing this module does not.
+A loaded network maps pictures (RGB, uint8, of any size) to their five most likely categories. It
+resizes, crops and normalises them as was done when its weights were published. Loading needs
+torchvision (`pip install 'ray-slo[imagenet]'`); importing this module does not.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ FAMILY = (
     "resnext101_64x4d",
     *(f"shufflenet_v2_x{width}" for width in ("0_5", "1_0", "1_5", "2_0")),
 )
-"""The 26 networks of RAMSIS' image task (EuroSys '24, §7); `load` takes any of `names()`."""
+"""The 26 networks of RAMSIS' image task (EuroSys '24, §7). `load` takes any of `names()`."""
 
-_AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")  # heads of two networks, for training only
+_AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")  # heads of two networks that only training uses
 _TAKES_INPUT_TRANSFORM = ("googlenet", "inception_v3")
 
-_EXAMPLE = (375, 375, 3)  # a picture to measure with: the middle of one of the usual size
+_EXAMPLE = (375, 375, 3)  # shape of the picture for measurements: a square of typical size
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Category(TypedDict):
 
 
 class ImageAnswer(TypedDict):
-    """The likeliest category and its probability, and the five likeliest, best first."""
+    """The most likely category with its probability, and the five most likely ones, best first."""
 
     label: str
     confidence: float
@@ -82,7 +82,8 @@ class ImageAnswer(TypedDict):
 
 @dataclass(frozen=True)
 class ImageClassifier:
-    """A network with its preprocessing: pictures (height, width, 3) of uint8 to answers.
+    """A network with its preprocessing. It maps pictures, shape (height, width, 3), uint8, to
+    answers.
 
     Attributes:
         runs: how the network is run, in words.
@@ -100,16 +101,16 @@ class ImageClassifier:
 
     @property
     def stages_ahead(self) -> bool:
-        """Whether staging a batch while another runs gains time: on a GPU, where it is copied and
-        prepared beside it. On a CPU it would take the running batch's time."""
+        """Whether staging a batch while another one runs saves time. It does on a GPU, which copies
+        and prepares the next batch meanwhile. On a CPU it would slow down the running batch."""
         return bool(self.runner.device.type == "cuda")
 
     def stage(self, pictures: list[NDArray[np.uint8]]) -> Staged:
-        """Have pictures copied to the device and prepared there; `__call__` takes the result."""
+        """Copy pictures to the device and prepare them there. `__call__` takes the result."""
         return _stage(self.runner, self.transform, pictures)
 
     def __call__(self, pictures: list[NDArray[np.uint8]] | Staged) -> list[ImageAnswer]:
-        """One answer per picture, in the same order."""
+        """Return one answer per picture, in the same order."""
         if not isinstance(pictures, Staged):
             if not pictures:
                 return []
@@ -141,23 +142,24 @@ def _stage(
 
 @cache
 def names() -> list[str]:
-    """All of torchvision's ImageNet classifiers."""
+    """Return the names of all ImageNet classifiers of torchvision."""
     models = torchvision_models()
     listed: list[str] = models.list_models(module=models)
     return listed
 
 
 def accuracy(name: str) -> float:
-    """Published top-1 accuracy on ImageNet-1K in percent, from the default weights' metadata.
+    """Return the published top-1 accuracy on ImageNet-1K, in percent. It is from the metadata of
+    the default weights.
 
     Raises:
-        ValueError: unknown name.
+        ValueError: the name is unknown.
     """
     return float(_published(name).meta["_metrics"]["ImageNet-1K"]["acc@1"])
 
 
 def weights_of(name: str, weights: object, *, anywhere: bool = False) -> Source:
-    """Where the weights of a network of torchvision come from; see `weights_source`."""
+    """Return where the weights of a torchvision network come from; see `weights_source`."""
     wanted = f"a state dict of {name}, or of a folder with {name}.pth"
     return weights_source(weights, wanted, anywhere=anywhere)
 
@@ -174,7 +176,7 @@ def _check(
     parse_how(how)
     if name in FAMILY:
         return  # without torchvision
-    with suppress(ImportError):  # the workers may have it
+    with suppress(ImportError):  # torchvision may be missing here and present on the workers
         _published(name)
 
 
@@ -185,21 +187,23 @@ def load(
     device: str = "auto",
     how: str | Mapping[str, Any] | How = "auto",
 ) -> ImageClassifier:
-    """A network of torchvision, ready to answer.
+    """Load a network of torchvision.
 
     Args:
         name: one of `names()`.
-        weights: "none" (random, the same in every process), "local" (the published ones, if
-            torchvision's cache, $TORCH_HOME/hub/checkpoints, has them), "download" (the same, and
-            they are fetched into it once), or the path of a state dict, or of a folder that holds
-            it as `<name>.pth` or under the name of torchvision's download. Default:
-            $RAY_SLO_WEIGHTS, else "download".
+        weights: one of these words, or a path. Default: $RAY_SLO_WEIGHTS, otherwise "download".
+
+            * "none": random weights, the same in every process.
+            * "local": the published weights from torchvision's cache, $TORCH_HOME/hub/checkpoints.
+            * "download": as "local", and missing weights are downloaded once.
+            * The path of a state dict, or of a folder that contains it. In a folder, its name is
+              `<name>.pth`, or that of torchvision's download.
         device: "auto", "cpu", "cuda", "cuda:1", …
-        how: the network is run: "auto", "measure", or fields of `ray_slo.models.running.How`; see
-            `parse_how` there.
+        how: the way in which the network is run: "auto", "measure", or fields of
+            `ray_slo.models.running.How`; see `parse_how` there.
 
     Raises:
-        ValueError: unknown name, no such weights, device or `how`, or weights of another network.
+        ValueError: an argument is not valid, or the weights are of another network.
         RuntimeError: the download failed.
         ImportError: torchvision is missing, or does not fit the installed torch.
     """
@@ -207,7 +211,7 @@ def load(
     published = _published(name)
     place = pick_device(device)
 
-    # These two change their input as their published weights want it, but only if told so.
+    # GoogLeNet and Inception normalise their input for the published weights only on request.
     options = {"transform_input": True, "init_weights": False, "aux_logits": False}
     network = build(name, source, published, **(options if name in _TAKES_INPUT_TRANSFORM else {}))
     transform = published.transforms()
@@ -217,7 +221,7 @@ def load(
         place,
         lambda runner, size: _stage(runner, transform, [picture] * size),
         how,
-        plain=How(channels_last=True),  # convolutions run faster in it
+        plain=How(channels_last=True),  # convolutions are faster in this layout
         fixed_shape=True,
     )
     _log.info("%s runs in %s", name, runs)
@@ -225,16 +229,17 @@ def load(
 
 
 def build(name: str, source: Source, published: Any, **options: Any) -> Any:
-    """A network of torchvision, of any kind, with weights, in eval mode.
+    """Return any network of torchvision with its weights, in evaluation mode.
 
     Args:
-        source: as `ray_slo.models.loading.weights_source` says it.
-        published: its default weights.
-        options: of its constructor, when it does not get the published weights.
+        source: result of `ray_slo.models.loading.weights_source`.
+        published: the network's default weights.
+        options: arguments of the network's constructor. They are not used with the published
+            weights.
 
     Raises:
-        ValueError: weights of another network, or none.
-        RuntimeError: the download failed, or what was downloaded cannot be read.
+        ValueError: there are no weights, or they are of another network.
+        RuntimeError: the download failed, or the downloaded file cannot be read.
     """
     import torch
 
@@ -249,12 +254,13 @@ def build(name: str, source: Source, published: Any, **options: Any) -> Any:
     if isinstance(source, Path):
         _fill(network, name, _state_dict_file(source, name, published))
     elif source == "none":
-        _log.warning("%s has random weights: its answers mean nothing", name)
+        _log.warning("%s has random weights: its answers are meaningless", name)
     return network.eval()
 
 
 def _published_file(source: Source, published: Any) -> Path:
-    """Where torchvision keeps the published weights. They are there, or are fetched if they may."""
+    """Return the file of the published weights in torchvision's cache. If it is not there and
+    `source` is "download", download it first."""
     import torch
 
     folder = Path(torch.hub.get_dir()) / "checkpoints"
@@ -277,21 +283,26 @@ def _published_file(source: Source, published: Any) -> Path:
 
 
 def _as_published(name: str, published: Any, file: Path) -> Any:
-    """The network as torchvision makes it of the file in its cache."""
+    """Return the network with the published weights, which torchvision loads from its cache."""
     try:
         return torchvision_models().get_model(name, weights=published, progress=False)
-    except Exception as error:  # zip, pickle and torch each have their own
+    except Exception as error:  # zip, pickle and torch each raise their own classes
         raise RuntimeError(
-            f"weights: cannot read {str(file)!r} ({_short(error)}); delete it and get it anew from "
+            f"weights: cannot read {str(file)!r} ({_short(error)}); delete it and get it from "
             f"{published.url}, or {say()}"
         ) from error
 
 
 def torchvision_models() -> Any:
-    """The module. ImportError says what to install."""
+    """Return the module `torchvision.models`.
+
+    Raises:
+        ImportError: it cannot be imported. The message says what to install.
+    """
     try:
         import torchvision
-    except (ImportError, RuntimeError) as error:  # the latter: built for another torch
+    # RuntimeError: the installed torchvision was built for another version of torch.
+    except (ImportError, RuntimeError) as error:
         raise ImportError(
             f"torchvision's networks need torchvision beside a torch from the same index "
             f"({error}): pip install 'ray-slo[imagenet]'"
@@ -300,7 +311,7 @@ def torchvision_models() -> Any:
 
 
 def _published(name: str) -> Any:
-    """The default weights: metadata, transforms, address."""
+    """Return the default weights of a network: metadata, transforms and URL."""
     models = torchvision_models()
     if name not in names():
         raise one_of("name", name, names())
@@ -321,12 +332,13 @@ def _state_dict_file(path: Path, name: str, published: Any) -> Path:
 
 
 def _fill(network: Any, name: str, path: Path) -> None:
-    """Load a state dict, changed in place: it carries its format's version beside its items."""
+    """Load a state dict into a network. It is changed in place, because a copy would lose the
+    version of its format, which is an attribute."""
     import torch
 
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # zip, pickle and torch each have their own
+    except Exception as error:  # zip, pickle and torch each raise their own classes
         raise ValueError(
             f"weights: {str(path)!r} is not what torch.save(network.state_dict(), path) writes "
             f"({_why(error)})"
@@ -338,7 +350,7 @@ def _fill(network: Any, name: str, path: Path) -> None:
     for key in list(state):
         if name in _TAKES_INPUT_TRANSFORM and key.startswith(_AUXILIARY):
             del state[key]
-        elif name.startswith("densenet"):  # published before module names could not hold dots
+        elif name.startswith("densenet"):  # its published names have dots, now forbidden by torch
             state[re.sub(r"\.(norm|conv)\.([12])\.", r".\1\2.", key)] = state.pop(key)
     try:
         network.load_state_dict(state)
@@ -350,7 +362,7 @@ def _fill(network: Any, name: str, path: Path) -> None:
 
 
 def _why(error: Exception) -> str:
-    """Why torch cannot read a file."""
+    """Return the reason why torch cannot read a file."""
     if isinstance(error, pickle.UnpicklingError) and "Weights only load failed" in str(error):
         return "it holds other Python objects, such as a whole network, which are not loaded"
     return _short(error) or type(error).__name__

@@ -1,7 +1,7 @@
-"""Finds the fastest way to run a network when it is loaded: `fit`, which uses `choose`.
+"""Choice of the fastest way to run a network: `fit`, which uses `choose`.
 
-Ways are timed before the first request. The fastest one whose outputs are near those of float32 is
-kept. Importing this module does not import torch.
+When a network is loaded, the ways to run it are timed. The fastest one whose outputs are close to
+those of float32 is used. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import torch
 
 TOLERANCE = 0.02
-"""Largest allowed difference to float32's output, as a share of the largest output."""
-_LEAST, _MOST = 3, 50  # calls that are timed
+"""Largest allowed difference from the output of float32, as a share of the largest output."""
+_LEAST, _MOST = 3, 50  # smallest and largest number of timed calls
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,10 @@ class Tried:
     """A measured way to run a network.
 
     Attributes:
-        seconds: median time of a batch, by batch size; empty if it failed.
-        off: largest difference to float32's output, as a share of the largest output.
-        failed: why it cannot be.
+        how: the way.
+        seconds: median time of a batch, by batch size. Empty if the way failed.
+        off: largest difference from the output of float32, as a share of the largest output.
+        failed: reason why the way cannot be used. None if it can.
     """
 
     how: How
@@ -41,7 +42,7 @@ class Tried:
 
     @property
     def cost(self) -> float:
-        """The geometric mean over the batch sizes, seconds."""
+        """Geometric mean of the times over the batch sizes, in seconds."""
         if not self.seconds:
             return math.inf
         return statistics.geometric_mean(self.seconds.values())
@@ -49,13 +50,13 @@ class Tried:
 
 @dataclass(frozen=True)
 class Choice:
-    """The fastest way with outputs near float32's, and all ways that were tried."""
+    """The fastest way whose outputs are close to those of float32, and all ways that were tried."""
 
     runner: Runner
     tried: tuple[Tried, ...]
 
     def __str__(self) -> str:
-        """The way and the reason in words, for a profile."""
+        """The chosen way and its times in words, for a profile."""
         first = self.tried[0]
         best = next(tried for tried in self.tried if tried.how == self.runner.how)
         took = ", ".join(
@@ -77,13 +78,14 @@ def choose(
     tolerance: float = TOLERANCE,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Choice:
-    """Time ways to run a network; field by field of `How`, the best value is kept.
+    """Time ways to run a network, and return the best. The fields of `How` are tried one after the
+    other, and each keeps its best value.
 
     Args:
-        make: a runner of the network.
-        stage: a batch of that many items.
-        ways: values to try, by field of `How`, each list with the plain one first.
-        budget_s: approximate time for all measurements, seconds, without the recordings.
+        make: function that returns a runner of the network for a way.
+        stage: function that stages a batch of a given number of items on a runner.
+        ways: values to try, by field of `How`. The first value of each list is the plain one.
+        budget_s: approximate time for all measurements, in seconds. Recordings take more time.
         tolerance: see `TOLERANCE`.
     """
     number = 1 + sum(len(values) - 1 for values in ways.values())
@@ -124,7 +126,7 @@ def _tried(
             for size, output in zip(sizes, outputs, strict=True)
         )
         seconds = {size: _timed(runner, stage, size, each_s, clock) for size in sizes}
-    except Exception as error:  # the device cannot do this, or has too little memory
+    except Exception as error:  # the device does not support this way, or has too little memory
         said = f"{type(error).__name__}: {error}"
         let_go(error)
         return Tried(how, {}, failed=said)
@@ -132,7 +134,8 @@ def _tried(
 
 
 def _difference(output: torch.Tensor, right: torch.Tensor) -> float:
-    """The largest difference as a share of the largest right value; infinite if there is none."""
+    """Return the largest difference between two outputs, as a share of the largest value in
+    `right`. It is infinite if an output has a value that is not finite."""
     share = float((output - right).abs().max() / right.abs().max())
     return share if math.isfinite(share) else math.inf
 
@@ -155,10 +158,10 @@ def _timed(
 
 
 def ways_of(network: Any, device: torch.device, *, fixed_shape: bool) -> dict[str, list[Any]]:
-    """The ways to try on a device.
+    """Return the ways to try on a device: values by field of `How`.
 
     Args:
-        fixed_shape: whether every item has the same shape, so that batches can be recorded.
+        fixed_shape: whether all items have the same shape, so that batches can be recorded.
     """
     import torch
 
@@ -183,16 +186,17 @@ def fit(
     fixed_shape: bool,
     call: Callable[[Any, Tensors], torch.Tensor] | None = None,
 ) -> tuple[Runner, str]:
-    """A prepared runner for a loader's argument `how`, and its way in words.
+    """Return a prepared runner for a loader's argument `how`, and its way in words.
 
     Args:
         how: see `parse_how`.
-        plain: the way for networks of this sort without a measurement.
+        plain: the way that is used without a measurement.
         fixed_shape: see `ways_of`.
-        stage, call: see `choose` and `Runner`.
+        stage: see `choose`.
+        call: see `Runner`.
 
     Raises:
-        ValueError: a bad `how`.
+        ValueError: `how` is not valid.
     """
 
     def make(way: How) -> Runner:

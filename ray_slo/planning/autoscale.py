@@ -1,10 +1,12 @@
-"""Autoscaling signals: bad rate and idle time → workers to add or to remove (Symphony §3.5).
+"""Autoscaling by signals: the number of workers to add or to remove, from the bad rate and the idle
+time (Symphony §3.5).
 
-A scheduler with a flat top reaches its peak goodput p at any higher load. So at load o > p the bad
+Let the goodput stay at its peak p at any load above p (a "flat top"). Then at a load o > p the bad
 rate is r = (o − p)/o, and N·r/(1 − r) more workers would serve everything. At o < p the idle
 fraction is f = (p − o)/p, and N·f workers could be removed.
 
-Worked example: 8 workers, 20 % bad: the load is that of 10. 8 workers, 30 % idle: 5.6 are busy.
+Worked example: 8 workers with 20 % bad requests have the load of 10 workers. Of 8 workers that are
+idle for 30 % of the time, 5.6 are busy on average.
 
     >>> limits = Limits(min_workers=1, max_workers=16, periods_down=1)
     >>> plan(Problem(Signals(workers=8, bad_rate=0.2, idle_fraction=0.0), limits)).workers
@@ -14,9 +16,9 @@ Worked example: 8 workers, 20 % bad: the load is that of 10. 8 workers, 30 % idl
 
 Additions are rounded up, removals down. Three rules prevent oscillation. A bad rate up to
 `bad_rate_above` and an idle fraction up to `idle_above` change nothing. A direction must be wanted
-for `periods_up` / `periods_down` periods in a row. The number of removed workers is the least that
-any of these periods could spare. The state between periods is an argument and part of the result:
-`plan` itself keeps none.
+for `periods_up` or `periods_down` periods in a row. The number of removed workers is the least that
+any of these periods could spare. `plan` keeps no state: the state between periods is an argument
+and part of the result.
 """
 
 from __future__ import annotations
@@ -58,12 +60,12 @@ class Limits:
     """Limits for reactions to the signals.
 
     Args:
-        min_workers, max_workers: the range.
+        min_workers, max_workers: the range of the number of workers.
         bad_rate_above: bad rates up to this are allowed by the SLO.
-        idle_above: idle fractions up to this are kept. 0 is the published rule, which removes the
-            last idle worker, and with it the reserve that Poisson arrivals need.
-        keep_idle: idle fraction that is left when workers are removed, at most `idle_above`.
-        periods_up, periods_down: periods in a row that must want a direction.
+        idle_above: idle fractions up to this change nothing. 0 is the published rule. It removes
+            the last idle worker, and so the reserve that Poisson arrivals need.
+        keep_idle: idle fraction that is left when workers are removed. At most `idle_above`.
+        periods_up, periods_down: number of periods in a row that must want more, or fewer, workers.
     """
 
     min_workers: int
@@ -90,8 +92,8 @@ class Limits:
 
 @dataclass(frozen=True)
 class State:
-    """Periods in a row that wanted more (positive) or fewer (negative) workers, and the most
-    workers that any of these periods asked for."""
+    """State between periods: the number of periods in a row that wanted more (positive) or fewer
+    (negative) workers, and the most workers that any of these periods wanted."""
 
     streak: int = 0
     wanted: int = 0
@@ -106,7 +108,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Plan:
-    """`workers`: the wanted number. `state`: input of the next problem."""
+    """The wanted number of workers, and the state for the next problem."""
 
     workers: int
     state: State
@@ -114,7 +116,8 @@ class Plan:
 
 
 def plan(problem: Problem) -> Plan | Infeasible[Plan]:
-    """The wanted number of workers; infeasible if the load needs more than `max_workers`."""
+    """Return the wanted number of workers, or `Infeasible` if the load needs more than
+    `max_workers`."""
     now, limits, before = problem.signals, problem.limits, problem.state
     n = now.workers
     if now.bad_rate > limits.bad_rate_above:

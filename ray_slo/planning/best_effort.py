@@ -1,17 +1,18 @@
-"""What to serve where Loki's program (`loki.plan`) would serve nothing at all.
+"""A plan for the case that Loki's program (`loki.plan`) would serve no request at all.
 
-A plan that refuses every request is useless: workers are up, and some requests could be answered in
-time. The reasons that the program finds nothing, and what is done instead:
+A plan that refuses every request is useless: workers are running, and some requests could be
+answered in time. There are four reasons why the program finds nothing, each with another solution:
 
-* *fewer workers than tasks*: every worker serves all tasks, by one variant each. Which variants and
-  batch sizes is a local search from the fastest on: first the most of the demand, then the most
-  accurate.
-* *too much at once*: what one request makes of a task does not fit into the task's time
-  (`fits_alone`). The same program without that row.
-* *no time to wait*: no path is fast enough if requests wait at every task as long as they are
-  executed (`waiting_factor`). The same program without that wait: a lone request is in time.
-* *too slow*: no path is fast enough even so. The fastest variants in batches of one, for clients
-  that bring more time than the SLO; the others are refused.
+* *Fewer workers than tasks.* Every worker serves all tasks, with one variant for each. A local
+  search finds the variants and batch sizes. It starts from the fastest ones. It looks for the
+  largest share of the demand first, then for the highest accuracy.
+* *Too many requests at once.* The requests that one request makes of a task do not fit into the
+  task's time (`fits_alone`). The same program is solved without this constraint.
+* *No time to wait.* No path is fast enough if requests wait at every task as long as they run
+  (`waiting_factor`). The same program is solved without the waiting time; a single request is then
+  in time.
+* *Too slow.* No path is fast enough even without waiting. The fastest variants run in batches of
+  one, for clients that bring a longer SLO. Other requests are refused.
 
 Worked example: one worker for two tasks.
 
@@ -38,19 +39,24 @@ from typing import NamedTuple
 from ray_slo.planning import loki
 from ray_slo.planning.result import Infeasible
 
-_NOTHING = 1 - 1e-9  # of the demand that is shed
+_NOTHING = 1 - 1e-9  # from this share of shed demand on, a plan serves nothing
 
 
 def plan(problem: loki.Problem, last: loki.Plan | None = None) -> loki.Plan | Infeasible[loki.Plan]:
-    """As `loki.plan`, but where its best effort serves nothing, the best that can be served.
+    """Return the plan of `loki.plan`. If its best effort serves nothing, return the best plan that
+    serves something.
 
-    The reason of `Infeasible` says what is missing.
+    Args:
+        last: the plan in force, as for `loki.plan`.
+
+    Returns:
+        The plan, or `Infeasible` with the reason and a best effort.
     """
     made = loki.plan(problem, last)
     if not isinstance(made, Infeasible) or made.best_effort.shed_share < _NOTHING:
         return made
     if problem.accuracy_floor and not _sheds_all(replace(problem, accuracy_floor=0.0)):
-        return made  # as asked for: requests are shed rather than served below it
+        return made  # the user wants requests shed rather than served below the accuracy floor
     if (workers := problem.workers) < (tasks := len(problem.tasks)):
         they = "it serves" if workers == 1 else "each serves"
         reason = f"{workers} worker{'s' * (workers > 1)} for {tasks} tasks: {they} all of them"
@@ -117,7 +123,7 @@ def _fastest_choices(problem: loki.Problem) -> dict[str, _Choice]:
 
 
 def _fastest(problem: loki.Problem) -> loki.Plan:
-    """The fastest variants in batches of one, as many workers for each task as there are."""
+    """Return a plan with the fastest variants in batches of one, on all workers."""
     chosen = _fastest_choices(problem)
     workers, tasks = problem.workers, problem.order
     if workers < len(tasks):
@@ -129,7 +135,8 @@ def _fastest(problem: loki.Problem) -> loki.Plan:
 
 
 def _time_shared(problem: loki.Problem, in_turns: bool = True) -> loki.Plan | None:
-    """One variant per task on every worker; None where no path is fast enough.
+    """Return a plan in which every worker serves all tasks, with one variant for each. None if no
+    path is fast enough.
 
     Args:
         in_turns: see `_in_time`.
@@ -157,7 +164,8 @@ def _time_shared(problem: loki.Problem, in_turns: bool = True) -> loki.Plan | No
 def _batched(
     problem: loki.Problem, chosen: dict[str, _Choice], in_turns: bool
 ) -> dict[str, _Choice]:
-    """The same variants in larger batches, as long as that makes room and paths are in time."""
+    """Return the same variants with larger batches, as long as these raise the capacity and all
+    paths are in time."""
     while True:
         options = []
         for task, choice in chosen.items():
@@ -174,7 +182,7 @@ def _batched(
 
 
 def _rates(problem: loki.Problem, chosen: _Chosen) -> dict[str, float]:
-    """Requests of each task per request at the root."""
+    """Return the number of requests of each task per request at the root."""
     rates: dict[str, float] = {}
     for task in problem.order:
         rates.setdefault(task.name, 1.0)
@@ -185,17 +193,18 @@ def _rates(problem: loki.Problem, chosen: _Chosen) -> dict[str, float]:
 
 
 def _capacity(problem: loki.Problem, chosen: _Chosen) -> float:
-    """The demand that all workers can serve, as a share of the planned one."""
+    """Return the demand that all workers together can serve, as a share of the planned demand."""
     rates = _rates(problem, chosen)
     work_s = sum(rates[t] * c.latency_s / c.batch_size for t, c in chosen.items())
     return problem.workers / max(problem.planned_demand * work_s, 1e-12)
 
 
 def _in_time(problem: loki.Problem, chosen: _Chosen, in_turns: bool) -> bool:
-    """Whether one request is done in time at all tasks.
+    """Return whether a single request is in time at all tasks.
 
     Args:
-        in_turns: siblings may have to take turns, as there are fewer workers than tasks.
+        in_turns: whether siblings may run one after the other, because there are fewer workers than
+            tasks.
     """
     own = {
         t: problem.waiting_factor * c.latency_s + problem.communication_s for t, c in chosen.items()
@@ -212,7 +221,7 @@ def _in_time(problem: loki.Problem, chosen: _Chosen, in_turns: bool) -> bool:
 
 
 def _paths(problem: loki.Problem, chosen: _Chosen) -> list[loki.PathShare]:
-    """Root to sink, at a share of 1."""
+    """Return the paths from the root to the last tasks, each with a share of 1."""
     found: list[loki.PathShare] = []
 
     def walk(task: loki.Task, names: tuple[str, ...], product: float, latency_s: float) -> None:
@@ -237,7 +246,8 @@ def _accuracy(problem: loki.Problem, chosen: _Chosen) -> float:
 
 
 def _worth(problem: loki.Problem, chosen: _Chosen) -> tuple[float, float]:
-    """What is served, then how well; both rounded, so that a search ends."""
+    """Return the objective of the search: first the served share, then the accuracy. Both are
+    rounded, so that the search ends."""
     share = min(_capacity(problem, chosen), 1.0)
     return round(share, 9), round(_accuracy(problem, chosen), 9)
 

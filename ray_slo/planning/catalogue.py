@@ -4,8 +4,8 @@
     CATALOGUE["g4dn.xlarge"].price_per_hour          # Kairos Table 4
     types = {**CATALOGUE, **load_catalogue("my_types.yaml")}
 
-A file is a mapping from names to the fields of `InstanceType`; `catalogue.yaml` beside this module
-is one.
+A catalogue file maps names to the fields of `InstanceType`. `catalogue.yaml` beside this module is
+an example.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class InstanceType(Strict):
     interruptions_per_hour: NonNegativeFloat = 0.0
 
     def availability(self, replacement_s: float) -> float:
-        """Share of the time for which a spot instance is present, if it is replaced `replacement_s`
-        seconds after an interruption."""
+        """Return the share of the time for which a spot instance is present. Another one replaces
+        it `replacement_s` seconds after an interruption."""
         return 1 / (1 + self.interruptions_per_hour * replacement_s / 3600)
 
     @property
     def ray_actor_options(self) -> dict[str, object]:
-        """Options of a Serve deployment whose replicas run on this type."""
+        """Return the `ray_actor_options` of a Serve deployment whose replicas run on this type."""
         named = {k: v for k, v in self.resources.items() if k in ("num_cpus", "num_gpus")}
         custom = {k: v for k, v in self.resources.items() if k not in named}
         options: dict[str, object] = dict(named)
@@ -71,8 +71,8 @@ def load_catalogue(path: str | Path) -> dict[str, InstanceType]:
     """Read a YAML file of instance types, by name.
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: not a mapping of types; the message names the type and the field.
+        FileNotFoundError: there is no such file.
+        ValueError: the file is not a mapping of types. The message names the type and the field.
     """
     data = load_yaml(path)
     if not isinstance(data, Mapping) or not data:

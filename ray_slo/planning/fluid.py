@@ -1,21 +1,21 @@
 """The fluid limit of model selection, and its prices: `solve(problem) -> Fluid`.
 
-Arrivals without randomness and workers without idle gaps: which share of each model's requests
-goes to which variant, in batches of which size, on which kind of worker, for the highest mean
-accuracy? With x(m, v, b, w) ≥ 0 the requests per second of model m in batches of b of variant v on
-workers of kind w, a linear program:
+In the fluid limit, arrivals have no randomness and workers have no idle gaps. The problem is to
+choose the share of each model's requests for each variant, batch size and kind of worker, such that
+the mean accuracy is highest. Let x(m, v, b, w) ≥ 0 be the requests per second of model m in batches
+of b of variant v on workers of kind w. The linear program is
 
     maximise  Σ accuracy(v)·x − violation_cost·Σ u(m)
     served    Σ x(m, ·) + u(m) = λ(m)                    for every model m
     workers   Σ x·ℓ(v, b, w)/b ≤ K(w)                    for every kind w
 
-u(m) is the rate that cannot be served. No scheduler can do better with such batches. The duals are
-prices: μ(w) of a worker-second of kind w, and π(m) of a request of model m. A batch is worth its
-time if b·(accuracy − π) ≥ μ·ℓ(b).
+u(m) is the rate that cannot be served. With the same batches, no scheduler can do better. The duals
+are prices: μ(w) of a worker-second of kind w, and π(m) of a request of model m. A batch is worth
+its time if b·(accuracy − π) ≥ μ·ℓ(b).
 
 Worked example: 2 workers, a quick variant (10 ms, accuracy 60) and a good one (40 ms, 80), batches
-of one, 100 requests/s. Each may take 20 ms on average: a third of them gets the good variant. A
-worker-second more would move 33 of them up by 20 points:
+of one, 100 requests/s. A request may take 20 ms on average, so a third of them get the good
+variant. One more worker-second would give 33 more requests the good variant, 20 points each:
 
     >>> from ray_slo.core import LatencyProfile, Model, Variant
     >>> variants = [Variant(n, {"cpu": LatencyProfile([t])}, a)
@@ -41,16 +41,16 @@ class Problem:
     """Models, their rates, and workers.
 
     Args:
-        models: models; their variants need an accuracy.
+        models: models. Their variants need an accuracy.
         rates: requests per second, by model.
         workers: number of workers by kind. Every worker has every variant loaded, unless `loaded`
             says otherwise.
-        loaded: variants by kind of worker; a missing kind has all of them.
-        hardware: hardware (key of the profiles) by kind of worker; by default the kind's name.
-        violation_cost: cost of a request that is not served, points of accuracy.
+        loaded: loaded variants by kind of worker. A missing kind has all variants loaded.
+        hardware: hardware (key of the profiles) by kind of worker. The default is the kind's name.
+        violation_cost: cost of a request that is not served, in points of accuracy.
 
     Raises:
-        ValueError: a model without rate or accuracy, or a negative number.
+        ValueError: a model has no rate, or a variant no accuracy, or a number is negative.
     """
 
     models: Sequence[Model]
@@ -77,7 +77,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class Batches:
-    """A part of the optimum: `rate` requests per second of `model` in batches like this."""
+    """A part of the optimum: `rate` requests per second of `model` run in batches of this variant
+    and size, on this kind of worker."""
 
     model: str
     variant: str
@@ -88,7 +89,7 @@ class Batches:
 
     @property
     def busy(self) -> float:
-        """Number of workers that they keep busy."""
+        """Number of workers that these batches keep busy."""
         return self.rate * self.latency_s / self.size
 
 
@@ -97,11 +98,11 @@ class Fluid:
     """The optimum.
 
     Attributes:
-        accuracy: percent, mean over the requests that are served; NaN if there are none.
+        accuracy: mean accuracy over the served requests, in percent. NaN if there are none.
         unserved: requests per second that cannot be served, by model.
-        mix: the batches, largest rate first.
-        worker_price: μ, points of accuracy per worker-second, by kind.
-        request_price: π, points of accuracy, by model.
+        mix: the batches, those with the largest rate first.
+        worker_price: μ, in points of accuracy per worker-second, by kind.
+        request_price: π, in points of accuracy, by model.
     """
 
     accuracy: float
@@ -112,13 +113,15 @@ class Fluid:
 
     @property
     def feasible(self) -> bool:
-        """Whether everything is served."""
+        """Whether all requests are served."""
         return sum(self.unserved.values()) <= 1e-6
 
 
 def solve(problem: Problem) -> Fluid:
-    """The LP's optimum and duals, by HiGHS. Batches take at most their model's SLO."""
-    from scipy.optimize import linprog  # 0.4 s to import, and every replica imports this module
+    """Return the optimum and the duals of the linear program, from HiGHS. Batches take at most the
+    SLO of their model."""
+    # The import takes 0.4 s, and every replica imports this module.
+    from scipy.optimize import linprog
 
     kinds = list(problem.workers)
     columns: list[tuple[int, int, str, int, float, float]] = []
@@ -131,7 +134,7 @@ def solve(problem: Problem) -> Fluid:
                 if profile is None or (loaded is not None and variant.name not in loaded):
                     continue
                 assert variant.accuracy is not None
-                # Only the batch with the least work per request: no other is ever better.
+                # Only the batch size with the least work per request: no other can be better.
                 sizes = range(1, profile.max_batch_within(model.latency_slo_s) + 1)
                 works = [(profile(b) / b, b) for b in sizes]
                 if works:
@@ -142,7 +145,7 @@ def solve(problem: Problem) -> Fluid:
     if not rates.sum():
         zero = {m.name: 0.0 for m in problem.models}
         return Fluid(math.nan, zero, [], dict.fromkeys(kinds, 0.0), dict(zero))
-    # The last columns are the rates that are not served.
+    # The last columns are u, the rates that are not served.
     value = np.array([c[5] for c in columns] + [-problem.violation_cost] * models)
     served = np.zeros((models, count + models))
     busy = np.zeros((len(kinds), count + models))

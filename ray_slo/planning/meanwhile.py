@@ -1,8 +1,8 @@
 """Plans for the time while workers start: one for all wanted workers, and one for the present ones.
 
 The first plan sets the number of workers. Until they have started, or if the cluster has no room
-for them, the present workers lower the accuracy rather than shed requests. The live planner and the
-simulator both use `plan_both`.
+for them, the present workers use less accurate variants rather than shed requests. The live planner
+and the simulator both use `plan_both`.
 
 Worked example: one of three workers is present, for a task with a large and a small network.
 
@@ -29,11 +29,11 @@ Made = loki.Plan | Infeasible[loki.Plan]
 
 
 class Plans(NamedTuple):
-    """Both plans.
+    """The two plans.
 
     Attributes:
-        whole: plan for all workers that there may be.
-        now: plan for the present workers, if it differs; otherwise `whole`.
+        whole: plan for the largest allowed number of workers.
+        now: plan for the present workers. If their number is as in `whole`, `whole` itself.
         present: number of present workers.
     """
 
@@ -43,12 +43,12 @@ class Plans(NamedTuple):
 
     @property
     def shortfall(self) -> str | None:
-        """The part that even all workers cannot serve; None if there is none."""
+        """What even all workers cannot serve. None if they can serve everything."""
         return self.whole.reason if isinstance(self.whole, Infeasible) else None
 
     @property
     def why(self) -> str:
-        """The reason, for people."""
+        """The reason of the plan, for people."""
         text = best(self.whole).explanation
         if self.shortfall is not None:
             text = f"Best effort, as {self.shortfall}. {text}"
@@ -58,7 +58,7 @@ class Plans(NamedTuple):
 
 
 def best(answer: Made) -> loki.Plan:
-    """The plan to carry out."""
+    """Return the plan to carry out: the answer, or its best effort if it is infeasible."""
     return answer.best_effort if isinstance(answer, Infeasible) else answer
 
 
@@ -68,11 +68,11 @@ def plan_both(
     last: loki.Plan | None = None,
     planner: Callable[[loki.Problem, loki.Plan | None], Made] = loki.plan,
 ) -> Plans:
-    """Both plans.
+    """Return both plans.
 
     Args:
-        problem: problem for all workers that there may be.
-        present: number of present workers; 0 if unknown.
+        problem: the problem for the largest allowed number of workers.
+        present: number of present workers. 0 if unknown.
         last: plans from which the search starts.
         planner: `loki.plan`, or another planner with the same interface.
     """

@@ -1,6 +1,6 @@
-"""Mixed integer linear programs, written once and solved by HiGHS or Gurobi.
+"""Mixed-integer linear programs that HiGHS or Gurobi solves.
 
-Variables carry a label and a shape; constraints come in named blocks, one per equation of a paper:
+Variables have a label and a shape. Constraints are in named blocks, one per equation of a paper:
 
     >>> m = Milp("max")
     >>> x = m.variables("x", 3, upper=1, integer=True)
@@ -10,12 +10,12 @@ Variables carry a label and a shape; constraints come in named blocks, one per e
     >>> solution.status, solution.objective, solution[x].round().tolist()
     ('optimal', 9.0, [1.0, 0.0, 1.0])
 
-A term is (coefficients, variables). Its last axis is summed; the axes before it are the rows of the
-block: `(1, x)` with x of shape (rows, n) is Σ over n in every row, `(1, x[:, None])` one variable
-per row.
+A term is (coefficients, variables). Its last axis is summed, and the axes before it are the rows of
+the block. So `(1, x)` with x of shape (rows, n) is a sum over n in every row. `(1, x[:, None])` is
+one variable per row.
 
-SciPy's solver is imported only when a model is built: that takes 0.4 s, and every replica imports
-this module.
+SciPy's solver is imported only when a program is built. The import takes 0.4 s, and every replica
+imports this module.
 """
 
 from __future__ import annotations
@@ -36,18 +36,23 @@ if TYPE_CHECKING:
 Indices = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Cells = tuple[Indices, Indices, Floats]
-"""Row, column and value of the entries of a matrix; entries of the same place are added."""
+"""Row, column and value of the entries of a matrix. Entries at the same place are added."""
 
 Backend = Literal["auto", "highs", "gurobi"]
 Status = Literal["optimal", "feasible", "infeasible", "unbounded", "unknown"]
 
-GUROBI_PIP_LIMIT = 2000  # variables, and constraints, of the licence in gurobipy's wheel
+# The licence in gurobipy's wheel allows this many variables, and this many constraints.
+GUROBI_PIP_LIMIT = 2000
 
 
 @dataclass(frozen=True)
 class Solution:
-    """`status` "feasible": the time limit came first; `bound` says how much better a solution could
-    be. "unknown": the limit came before any solution. `values` is empty without a solution."""
+    """The result of a solver.
+
+    If `status` is "feasible", the time limit ended the search, and a better solution may exist.
+    `bound` is a bound on its objective. If it is "unknown", the time limit ended the search before
+    there was a solution. Without a solution, `values` is empty.
+    """
 
     status: Status
     objective: float
@@ -63,7 +68,7 @@ class Solution:
 
 
 class Milp:
-    """min or max c·x subject to named blocks of rows lower ≤ A·x ≤ upper."""
+    """A program: minimise or maximise c·x subject to named blocks of rows lower ≤ A·x ≤ upper."""
 
     def __init__(self, sense: Literal["min", "max"] = "min") -> None:
         self.sense = sense
@@ -83,7 +88,11 @@ class Milp:
         upper: ArrayLike = math.inf,
         integer: bool = False,
     ) -> Indices:
-        """Indices of new variables, in the given shape. Bounds are broadcast to it."""
+        """Add variables. Return their indices in the given shape. Bounds are broadcast to it.
+
+        Raises:
+            ValueError: there are variables with this label.
+        """
         if label in self.labels:
             raise ValueError(f"variables: {label!r} is taken")
         count = int(np.prod(shape, dtype=int))
@@ -102,7 +111,11 @@ class Milp:
         lower: ArrayLike = -math.inf,
         upper: ArrayLike = math.inf,
     ) -> None:
-        """Rows lower ≤ Σ terms ≤ upper under one name."""
+        """Add rows lower ≤ Σ terms ≤ upper under one name.
+
+        Raises:
+            ValueError: there is a block with this name.
+        """
         if name in self.blocks:
             raise ValueError(f"block: {name!r} is taken")
         shaped = [(np.broadcast_to(c, v.shape), v) for c, v in terms]
@@ -136,16 +149,20 @@ class Milp:
         start: tuple[Indices, Floats] | None = None,
         heuristics: bool = True,
     ) -> Solution:
-        """Solve, leaving out the blocks named in `without`.
+        """Solve the program without the blocks named in `without`.
 
-        "auto" is Gurobi if it is installed and its licence covers a model of this size, else HiGHS.
-        `seed` is Gurobi's: HiGHS through SciPy always starts from its own fixed one. `heuristics`
-        is HiGHS's: without its searches for first solutions, which take most of the time of a small
-        program, it finds the same optimum.
+        Args:
+            backend: "highs", "gurobi", or "auto". "auto" is Gurobi if it is installed and its
+                licence covers a program of this size, otherwise HiGHS.
+            time_limit_s: largest time of the search, in seconds.
+            seed: seed of Gurobi. HiGHS has a fixed seed in SciPy.
+            start: variables and their values, from which Gurobi starts its search.
+            heuristics: whether HiGHS searches for first solutions. In a small program this takes
+                most of the time, and does not change the optimum.
 
         Raises:
-            ImportError: backend "gurobi" without gurobipy. ValueError: an unknown backend; "gurobi"
-            with a licence that does not cover the size.
+            ImportError: backend "gurobi" without gurobipy.
+            ValueError: an unknown backend, or "gurobi" with a licence that does not cover the size.
         """
         if backend not in ("auto", "highs", "gurobi"):
             raise ValueError(f"backend must be auto, highs or gurobi, got {backend!r}")
@@ -159,15 +176,15 @@ class Milp:
         return _highs(program, time_limit_s, relative_gap, heuristics)
 
     def duals(self, fixed: Indices, values: Floats) -> dict[str, Floats]:
-        """Dual values by block: gain in the objective per unit on the right side of each row. They
-        are of the
-        linear program in which the variables `fixed` have `values` and no others are integers.
-        Empty
-        if that program has no optimum.
+        """Return the dual values by block: the change of the objective per unit of the right side
+        of each row.
+
+        They belong to the linear program in which the variables `fixed` have `values` and no other
+        variables are integers. The result is empty if this program has no optimum.
         """
         from scipy import optimize, sparse
 
-        solve: Any = optimize.linprog  # its types know no sparse matrices
+        solve: Any = optimize.linprog  # its type hints do not allow sparse matrices
         program = self._program(())
         lower, upper = program.lower.copy(), program.upper.copy()
         lower[fixed] = upper[fixed] = values
@@ -200,8 +217,9 @@ class Milp:
         time_limit_s: float = math.inf,
         among: Collection[str] | None = None,
     ) -> list[str]:
-        """The blocks (of those in `among`) each of which, left out alone, would make an infeasible
-        model feasible. `time_limit_s` is for each."""
+        """Return the blocks that cause an infeasible program: without one of them, the program is
+        feasible. Only blocks in `among` are tried. `time_limit_s` is for each attempt, in
+        seconds."""
         return [
             name
             for name in self.blocks
@@ -275,7 +293,7 @@ def _highs(
         options["time_limit"] = time_limit_s
     if not heuristics:
         options |= {f"mip_heuristic_run_{name}": False for name in _HEURISTICS}
-    with warnings.catch_warnings():  # SciPy passes on options that it does not know, and says so
+    with warnings.catch_warnings():  # SciPy warns about options of HiGHS that it does not know
         warnings.simplefilter("ignore")
         result: Any = milp(
             sign * program.cost,
@@ -335,11 +353,11 @@ def _gurobi(
 def _load(
     model: Any, program: _Program, start: tuple[Indices, Floats] | None
 ) -> Any:  # pragma: no cover
-    """A program as Gurobi's; its variables."""
+    """Return Gurobi's model of a program, and its variables."""
     from scipy import sparse
 
     sign = -1.0 if program.maximise else 1.0
-    model.Params.DualReductions = 0  # tells infeasible from unbounded
+    model.Params.DualReductions = 0  # otherwise Gurobi may not tell infeasible from unbounded
     kinds = np.where(program.integer, "I", "C")
     x = model.addMVar(program.cost.size, program.lower, program.upper, sign * program.cost, kinds)
     if start is not None:

@@ -1,12 +1,12 @@
-"""Which worker gets which part of a plan, with the fewest swaps.
+"""Assignment of the parts of a plan to workers, with the fewest swaps.
 
-A worker that has the right variant keeps it; what is still wanted goes to idle workers, and only
-then are others reloaded (a *swap*). That is minimal by counting: a worker has one variant, so the
-variants' matches do not compete, as many workers as possible keep theirs and as many idle ones as
-possible are used; the rest must be swaps, in whatever order.
+A worker that has a planned variant keeps it. The missing variants go to idle workers first, and
+then to workers that have another variant (a *swap*). The number of swaps is minimal: each worker
+has only one variant, so as many workers as possible keep theirs, and all idle workers are used
+before any swap.
 
-Worked example: the plan wants two large recognisers and a small one; "a" and "b" have the small
-one, "c" is idle.
+Worked example: the plan wants two large recognisers and a small one. "a" and "b" have the small
+one, and "c" is idle.
 
     >>> from ray_slo.planning.loki import Assignment, Plan
     >>> large = Assignment("name", "large", 2, 2, load=160, throughput=100, latency_s=0.02)
@@ -27,17 +27,17 @@ from ray_slo.planning.loki import Assignment, Plan
 
 
 def place(plan: Plan, workers: Mapping[WorkerId, str | None]) -> dict[WorkerId, Assigned]:
-    """What each worker is to do; workers that the plan has no use for are left out.
+    """Return the assignment of each worker. Workers that the plan does not need are left out.
 
     Args:
-        plan: how many workers with which variant and batch size.
-        workers: the variant that each has (or is loading), None where it is idle. Of equal ones
-            the first are taken, so name those that are up before those that would have to start.
+        plan: number of workers with each variant and batch size.
+        workers: the variant that each worker has or is loading. None if it is idle. Of equal
+            workers the first are taken, so running workers should come before starting ones.
 
     Returns:
-        Assignments by worker, the load per worker as planned. Where there are fewer workers than
-        the plan wants, those assignments are made that serve the largest share of its demand at
-        all tasks alike, each task's most loaded workers first.
+        Assignments by worker, with the planned load of each. If there are fewer workers than
+        planned, the assignments serve the largest share of the demand that is the same at all
+        tasks. In each task, the workers with the largest load come first.
     """
     wanted = _most_valuable(plan, len(workers))
     idle = [w for w, variant in workers.items() if variant is None]
@@ -56,13 +56,13 @@ def place(plan: Plan, workers: Mapping[WorkerId, str | None]) -> dict[WorkerId, 
         else:
             missing.append(assigned)
     others = [w for w in workers if workers[w] is not None and w not in placed]
-    placed.update(zip(idle + others, missing, strict=False))  # there are enough of them
+    placed.update(zip(idle + others, missing, strict=False))  # there are enough workers
     return placed
 
 
 def _most_valuable(plan: Plan, count: int) -> list[Assignment]:
-    """An entry per worker, at most `count`: next comes the task with the least of its load covered,
-    as a request needs them all."""
+    """Return at most `count` assignments, one per worker. The next one is always for the task with
+    the smallest covered share of its load, because a request needs all tasks."""
     slots: dict[str, list[Assignment]] = {}
     load: dict[str, float] = {}
     for a in plan.assignments:
@@ -71,7 +71,7 @@ def _most_valuable(plan: Plan, count: int) -> list[Assignment]:
     if sum(map(len, slots.values())) <= count:
         return [a for of_task in slots.values() for a in of_task]
     for of_task in slots.values():
-        of_task.sort(key=lambda a: a.load / a.workers)  # the last is the next
+        of_task.sort(key=lambda a: a.load / a.workers)  # assignments are taken from the end
     covered = dict.fromkeys(slots, 0.0)
     chosen: list[Assignment] = []
     while len(chosen) < count:

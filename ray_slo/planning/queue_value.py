@@ -1,30 +1,31 @@
-"""What a place in the queue and a worker's second are worth: `solve(...) -> QueueValue`.
+"""The values of a place in the queue and of a worker-second: `solve(...) -> QueueValue`.
 
 The fluid limit (`planning/fluid.py`) gives one price of a worker-second per load. With random
-arrivals the price must move with the queue: dear when it is long, cheap when it is short. How far
-is no parameter but the solution of a small dynamic problem, in the queue's length alone:
+arrivals, the price must follow the queue: high when the queue is long, low when it is short. The
+prices are the solution of a small dynamic problem, whose only state is the length of the queue:
 
-* K workers that share a queue are one server K times as quick: a batch that takes a worker ℓ
-  seconds takes the server ℓ/K, in which λℓ/K requests arrive on average;
-* with q requests waiting, the oldest has waited for about q/λ, and its batch has the rest of the
-  SLO. When it has none left, it must be given up;
-* a batch may be larger than the queue: its worker waits for the missing requests, and only it. They
-  are owed to it, so the next worker finds a negative queue. Idle workers are what is owed;
-* a batch earns b times its variant's accuracy, a request given up costs `violation_cost`.
+* K workers that share a queue are one server that is K times as fast. A batch that takes a worker ℓ
+  seconds takes the server ℓ/K seconds. In this time, λℓ/K requests arrive on average.
+* With q waiting requests, the oldest one has waited for about q/λ seconds, and its batch has the
+  rest of the SLO. When no time is left, the request must be given up.
+* A batch may be larger than the queue. Then its worker waits for the missing requests, and no other
+  worker does. These requests are *owed* to it, so the next worker sees a negative queue. An idle
+  worker is one that is owed requests.
+* A batch earns b times its variant's accuracy. A request that is given up costs `violation_cost`.
 
-This is a semi-Markov decision process of about λ·SLO states. Policy iteration solves it for the
-average reward g per second and the value h(q) of a queue. What is to be used of it is not its
-policy but its values: a host that sees the true slack of its oldest request takes the column
-(variant, b) with the largest
+This is a semi-Markov decision process with about λ·SLO states. Policy iteration solves it for the
+average reward g per second and the value h(q) of a queue. Its values are used, not its policy. A
+host that sees the true slack of its oldest request takes the column (variant, b) with the largest
 
     b·accuracy − g·ℓ/K + E h(q − b + arrivals in ℓ/K),
 
-so a worker-second costs (g − λ·h′(q))/K and a place in the queue is worth h′(q): the duals of the
-fluid problem, as functions of the queue. Where the fluid optimum mixes two columns, the queue
-breaks the tie: above some length one, below it the other.
+so a worker-second costs (g − λ·h′(q))/K, and a place in the queue is worth h′(q). These are the
+duals of the fluid problem as functions of the queue. If the fluid optimum mixes two columns, the
+queue decides between them: one is used above a certain length, the other below it.
 
-Worked example: one worker, SLO 2 s, one request per second on average; a variant of accuracy 80
-takes 0.9 s, one of 60 takes 0.1 s. Up to two requests in the queue get the better one:
+Worked example: one worker, SLO 2 s, one request per second on average. A variant of accuracy 80
+takes 0.9 s, one of accuracy 60 takes 0.1 s. With up to two requests in the queue, the better
+variant is used:
 
     >>> columns = Columns([1, 1], [80.0, 60.0], [0.9, 0.1], [0.9, 0.1], 1.0)
     >>> value = solve(columns, rate=1.0, deadline_s=2.0)
@@ -43,24 +44,28 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 HOLDING_COST = 0.1
-"""Points of accuracy that a whole SLO of waiting and running costs a request: among equals, the
-quicker. Too little to ever outweigh accuracy."""
+"""Cost of a latency of one SLO, in points of accuracy. Of equally accurate columns, the faster one
+is chosen. The cost is too small to outweigh accuracy."""
 
-_NODE_GROWTH = 0.08  # h is held at lengths so far apart, relatively, and is linear in between
-_MAX_OWED = 32  # requests that idle workers wait for; with more, time costs nothing anyway
+# h is computed at certain queue lengths (nodes), and is linear between them. The relative distance
+# of long nodes is this.
+_NODE_GROWTH = 0.08
+_MAX_OWED = 32  # largest number of owed requests; with more, time costs nothing
 _MAX_ITERATIONS = 50
 
 
 class Columns:
-    """What a worker may run: arrays of one length, a column per (variant, batch size).
+    """The batches that a worker may run, one column per (variant, batch size). All arrays have the
+    shape (columns,).
 
     Args:
-        size: requests in the batch.
-        accuracy: percent.
-        time_s: from the start of the batch until it is answered, with what is kept in hand.
-        latency_s: that the worker is busy.
-        weight: of the worker in the pool: 1 / K for K equal ones.
-        cost: points that the batch costs besides.
+        size: number of requests in the batch.
+        accuracy: accuracy of the variant, in percent.
+        time_s: time from the start of the batch until it is answered, with a safety margin, in
+            seconds.
+        latency_s: time for which the worker is busy, in seconds.
+        weight: share of the worker in the pool's speed: 1 / K for K equal workers.
+        cost: other costs of the batch, in points of accuracy.
     """
 
     _ORDER = ("size", "accuracy", "time_s", "latency_s", "weight", "cost")
@@ -89,7 +94,7 @@ class Columns:
 
     @classmethod
     def together(cls, parts: Sequence[Columns]) -> Columns:
-        """The columns of all parts."""
+        """Return the columns of all parts."""
         return cls(*(np.concatenate([getattr(p, name) for p in parts]) for name in cls._ORDER))
 
 
@@ -99,9 +104,10 @@ class QueueValue:
     Attributes:
         rate: requests per second.
         gain: g, mean reward per second.
-        h: value of a queue of −owed … limit requests, points of accuracy, relative to an empty one.
-        owed: how many requests idle workers may wait for at most.
-        iterations: of the policy iteration.
+        h: value of a queue of −owed … limit requests relative to an empty one, in points of
+            accuracy, shape (owed + limit + 1,).
+        owed: largest number of requests that idle workers may wait for.
+        iterations: number of steps of the policy iteration.
     """
 
     def __init__(
@@ -123,13 +129,13 @@ class QueueValue:
         self._held = HOLDING_COST / deadline_s
 
     def columns(self, columns: Columns, queue: int, counts: Array | None = None) -> Array:
-        """Value of every column with `queue` waiting, or −`queue` owed to other idle workers.
+        """Return the value of every column, shape (columns,), with `queue` waiting requests. If
+        `queue` is negative, −`queue` requests are owed to other idle workers.
 
-        A column of more than `queue` requests waits for the rest. Slack is the caller's to look
-        after.
+        A column of more than `queue` requests waits for the rest. The caller must check the slack.
 
         Args:
-            counts: `arrivals` during the columns, if they are at hand.
+            counts: the result of `arrivals` for these columns, if it is known.
         """
         if counts is None:
             counts = self.arrivals(columns)
@@ -142,11 +148,11 @@ class QueueValue:
         return np.asarray(expected.sum(axis=1) + reward[0])
 
     def shed(self, queue: int) -> float:
-        """Value of giving the oldest request up."""
+        """Return the value of giving up the oldest request."""
         return float(self.at(np.array(queue - 1)) - self.violation_cost)
 
     def at(self, queue: Array) -> Array:
-        """h, beyond the limit with those given up who are beyond it."""
+        """Return h at these queue lengths. Requests beyond the limit are given up."""
         limit = len(self.h) - 1 - self.owed
         return np.asarray(
             self.h[np.clip(queue, -self.owed, limit) + self.owed]
@@ -154,13 +160,15 @@ class QueueValue:
         )
 
     def arrivals(self, columns: Columns) -> Array:
-        """Probabilities of 0, 1, … arrivals during each column, shape (columns, counts)."""
+        """Return the probabilities of 0, 1, … arrivals during each column, shape (columns,
+        counts)."""
         return arrivals(self.rate * columns.latency_s * columns.weight, self._dispersion)
 
     def run(self, columns: Columns, queue: Array) -> tuple[Array, Array]:
-        """(queue left but for arrivals during the batch, reward less g·t), shape (queue, columns).
+        """Return the remaining queue without the arrivals during the batch, and the reward minus
+        g·t. Both have the shape (queue, columns).
 
-        While the worker waits for the rest of its batch, the others go on.
+        While a worker waits for the rest of its batch, the other workers continue.
         """
         missing = np.maximum(columns.size - queue[:, None], 0)
         after = queue[:, None] - columns.size + missing * columns.weight
@@ -179,17 +187,18 @@ def solve(
     dispersion: float = 1.0,
     violation_cost: float = 1000.0,
 ) -> QueueValue:
-    """Policy iteration (Howard) for the largest average reward.
+    """Find the values with the largest average reward, by policy iteration (Howard).
 
     Args:
+        columns: the batches that a worker may run.
         rate: λ, requests per second.
-        deadline_s: the SLO, less what passes before a batch starts.
-        dispersion: variance over mean of the arrivals in a short time, at least 1: Poisson;
-            above 1 counts are negative binomial.
-        violation_cost: points of accuracy that a request given up costs.
+        deadline_s: the SLO minus the time before a batch can start, in seconds.
+        dispersion: variance of the number of arrivals in a short time, over its mean. It is at
+            least 1. At 1, the number is Poisson distributed; above, negative binomial.
+        violation_cost: cost of a request that is given up, in points of accuracy.
 
     Raises:
-        ValueError: a rate, deadline or dispersion out of range.
+        ValueError: the rate, deadline or dispersion is out of its range.
     """
     for name, amount, least in (
         ("rate", rate, 0.0),
@@ -200,9 +209,9 @@ def solve(
             raise ValueError(f"{name} must be finite, positive and at least {least}, got {amount}")
     largest = int(columns.size.max())
     work_s = columns.weight * columns.latency_s
-    # At twice the load that can be served, decisions are those of any higher load.
+    # From twice the load that can be served, higher loads have the same decisions.
     rate = min(rate, 2 * float((columns.size / work_s).max()))
-    # A queue of q has been waiting for q/λ; short ones may have come in a clump.
+    # The oldest of q requests has waited for about q/λ. A short queue may have arrived at once.
     mean = rate * deadline_s
     limit = 1 + math.ceil(mean + math.sqrt(dispersion * mean))
     owed = largest + min(math.ceil(1 / columns.weight.min()), _MAX_OWED)
@@ -219,10 +228,10 @@ def solve(
 
 
 class _Iteration:
-    """Policy iteration over the queue lengths at which `value.h` is held, its nodes.
+    """Policy iteration over the nodes, which are the queue lengths at which h is computed.
 
-    A policy says for each node which column to run; `len(columns)`: give the oldest request up;
-    one more: wait.
+    A policy gives each node the index of the column to run. `len(columns)` means to give up the
+    oldest request, and `len(columns) + 1` means to wait.
     """
 
     def __init__(self, columns: Columns, value: QueueValue, deadline_s: float, limit: int) -> None:
@@ -231,7 +240,8 @@ class _Iteration:
         self.counts = value.arrivals(columns)
         self.nodes = nodes = np.concatenate([np.arange(-owed, 0), _nodes(limit, min(largest, 12))])
         self.states = np.arange(len(nodes))
-        # A queue of q lies between nodes `below[q + owed]` and the next, `share[…]` of the way.
+        # A queue of q is between the node `below[q + owed]` and the next one. `share[q + owed]` is
+        # its relative distance from the former.
         self.lengths = np.arange(-owed, limit + 1)
         self.below = np.minimum(
             np.searchsorted(nodes, self.lengths, side="right") - 1, len(nodes) - 2
@@ -248,18 +258,19 @@ class _Iteration:
         after, _ = value.run(columns, nodes)
         self.low = np.maximum(np.floor(after).astype(np.int64), -owed)
         self.part = after - self.low
-        # E h(q + arrivals) for every column and q at once, as a correlation. Long queues have few
-        # nodes, so only the lengths that can follow from a node are in it: with an SLO of hours,
-        # there are a million others.
+        # E h(q + arrivals) is computed for all columns and q at once, as a correlation. Long queues
+        # have few nodes, so the correlation contains only lengths that can follow from a node. With
+        # an SLO of hours, there are a million other lengths.
         self.needed = _union(self.low.min(axis=1), self.low.max(axis=1) + len(self.steps))
         self.place = np.searchsorted(self.needed, self.low)
-        self.width = 1 << (len(self.needed) - 1).bit_length()  # such an FFT is fast
+        self.width = 1 << (len(self.needed) - 1).bit_length()  # an FFT of a power of 2 is fast
         self.spectrum = np.conj(np.fft.rfft(self.counts, self.width))
         self.sheddable = (nodes > largest) | (~allowed.any(axis=1) & (nodes > 0))
         self.idles = ~allowed.any(axis=1) & (nodes <= 0)
 
     def first(self) -> Array:
-        """The most efficient batch; where the slack allows none any more, give up."""
+        """Return the first policy: run the most efficient batch, or give up if no batch is in
+        time."""
         columns, allowed = self.columns, self.allowed
         work_s = columns.weight * columns.latency_s
         throughput = np.where(allowed, columns.size / work_s, 0.0)
@@ -293,7 +304,7 @@ class _Iteration:
         to[waits] += 2
         r[waits], t[waits] = 0.0, 1 / value.rate
         r -= value.violation_cost * (chance * np.maximum(to - self.limit, 0)).sum(axis=1)
-        # With a tiny probability the queue becomes empty, so that the chain has one recurrent
+        # The queue becomes empty with a tiny probability. So the chain has only one recurrent
         # class.
         system = np.eye(n) - (1 - 1e-9) * self._transitions(to, chance)
         system[:, origin] = t
@@ -302,7 +313,8 @@ class _Iteration:
         value.h = np.interp(self.lengths, nodes, solution)
 
     def _transitions(self, queue: Array, probability: Array) -> Array:
-        """Matrix over the nodes; `queue` and `probability` have shape (nodes, …)."""
+        """Return the transition matrix between nodes, for next queue lengths and their
+        probabilities, both of shape (nodes, …)."""
         n = len(self.nodes)
         at = np.minimum(queue, self.limit) + self.value.owed
         start = (self.states[:, None] * n + self.below[at]).ravel()
@@ -311,7 +323,7 @@ class _Iteration:
         return np.asarray(p.reshape(n, n))
 
     def improved(self, policy: Array) -> Array:
-        """The best policy by h, the same where another is no better."""
+        """Return the best policy for h. Nodes where no other decision is better keep theirs."""
         columns, value, nodes = self.columns, self.value, self.nodes
         count, place, part = len(columns), self.place, self.part
         ahead = np.fft.rfft(value.at(self.needed), self.width)
@@ -332,8 +344,9 @@ class _Iteration:
 
 
 def arrivals(mean: Array, dispersion: float) -> Array:
-    """Probabilities of 0, 1, … arrivals, shape (len(mean), counts): Poisson, or negative binomial
-    of variance `dispersion` · mean. The far tail is cut off."""
+    """Return the probabilities of 0, 1, … arrivals, shape (len(mean), counts). The distribution is
+    Poisson, or negative binomial with the variance `dispersion` · mean. The far tail is cut
+    off."""
     top, extra = float(mean.max()), dispersion - 1
     length = 8 + math.ceil(top + 6 * math.sqrt(top * dispersion) + 4 * extra)
     k = np.arange(length - 1)
@@ -345,7 +358,7 @@ def arrivals(mean: Array, dispersion: float) -> Array:
 
 
 def _union(begins: Array, ends: Array) -> Array:
-    """The whole numbers in the intervals [begin, end), in order."""
+    """Return all whole numbers in the intervals [begin, end), in order."""
     first = begins.min()
     edges = np.zeros(ends.max() - first + 1, dtype=np.int64)
     np.add.at(edges, begins - first, 1)
@@ -354,7 +367,7 @@ def _union(begins: Array, ends: Array) -> Array:
 
 
 def _nodes(limit: int, largest: int) -> Array:
-    """Queue lengths at which h is held: the short ones, then some."""
+    """Return the queue lengths at which h is computed: all short ones, and some long ones."""
     nodes = list(range(min(limit, 2 * largest) + 1))
     while nodes[-1] < limit:
         nodes.append(min(limit, nodes[-1] + max(1, int(_NODE_GROWTH * nodes[-1]))))

@@ -1,4 +1,4 @@
-"""What a planner says when a problem has no solution."""
+"""The answer of a planner to a problem without a solution."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ P = TypeVar("P")
 
 @dataclass(frozen=True)
 class Infeasible(Generic[P]):
-    """No plan meets every constraint.
+    """No plan meets all constraints.
 
-    `reason` names the constraint and the figures that clash. `best_effort` is a plan that can be
-    carried out all the same; it says itself what it leaves out. `proven` is False where the search
-    ended without a plan and without a proof that there is none.
+    Attributes:
+        reason: the constraint that cannot be met, with its figures.
+        best_effort: a plan that can be carried out anyway. Its explanation says what it leaves out.
+        proven: whether there is a proof. It is False if the search ended with neither a plan nor a
+            proof that there is none.
     """
 
     reason: str

@@ -4,8 +4,8 @@ Tasks are processed parents first. Each worker's outgoing requests go to the mos
 of the child task that have capacity left, then to less accurate ones. The capacity that is left at
 the end makes the backup tables, from which opportunistic rerouting chooses (§5.2).
 
-Worked example: one detector makes 4 requests per frame; a large recogniser takes 100 per second, a
-small one 200. At 60 frames per second 100 of 240 requests go to the large one.
+Worked example: one detector makes 4 requests per frame. A large recogniser takes 100 requests per
+second, a small one 200. At 60 frames per second, 100 of 240 requests go to the large one.
 
     >>> workers = [
     ...     Worker("d", "detect", 90.0, capacity=100, execution_s=0.02, factors={"name": 4.0}),
@@ -39,14 +39,14 @@ class Worker:
         task: task that it serves.
         accuracy: accuracy of its variant alone, percent.
         capacity: requests per second at its configured batch size.
-        execution_s: time of a batch of that size, seconds: its task's latency budget, and the y of
-            §5.2.
-        factors: requests made for each child task per request (multiplicative factor times branch
-            ratio, planned or learned); 1 for a missing child.
-        planned: planned requests per second; None means its capacity. Workers are first filled up
+        execution_s: time of a batch of this size, in seconds. It is the latency budget of the task,
+            and y in §5.2.
+        factors: number of requests of each child task per request: the multiplicative factor times
+            the branch ratio, as planned or learned. A missing child has 1.
+        planned: planned requests per second. None means its capacity. Workers are first filled up
             to this rate. A plan need not use all capacity of accurate workers, because these may
-            make more requests than the children can take. Up to this rate, no child gets more than
-            planned.
+            make more requests than the child tasks can take. Up to this rate, no child task gets
+            more than planned.
     """
 
     id: Hashable
@@ -59,15 +59,16 @@ class Worker:
 
 
 class Entry(NamedTuple):
-    """A request goes to `worker` with `probability`. The sum of a table is less than 1 if all of
-    the child's workers are saturated: the rest finds no capacity."""
+    """A request goes to `worker` with `probability`. If all workers of the child task are
+    saturated, the probabilities of a table sum to less than 1: there is no capacity for the
+    rest."""
 
     worker: Hashable
     probability: float
 
 
 class Backup(NamedTuple):
-    """A worker with capacity left, requests per second."""
+    """A worker with unused capacity, in requests per second."""
 
     worker: Hashable
     accuracy: float
@@ -82,10 +83,10 @@ class Routing:
     Attributes:
         frontend: table of the frontend, to the workers of the root.
         tables: tables by worker and child task.
-        backup: workers with capacity left, by task, the most accurate first (with equal accuracy,
-            the fastest first).
+        backup: workers with unused capacity, by task. The most accurate come first; of equally
+            accurate ones, the fastest.
         incoming: requests per second that each worker gets.
-        unrouted: by task, requests per second that find no capacity there.
+        unrouted: requests per second for which there is no capacity, by task.
     """
 
     frontend: tuple[Entry, ...]
@@ -98,16 +99,18 @@ class Routing:
 def most_accurate_first(
     parents: Mapping[str, str | None], workers: Iterable[Worker], demand: float
 ) -> Routing:
-    """Routing tables for a demand at the root, requests per second. O(n log n) for n workers.
+    """Return the routing tables for a demand. This takes O(n log n) for n workers.
 
-    Workers of the same accuracy are filled in the order in which they come.
+    Workers of the same accuracy are filled in the given order.
 
     Args:
-        parents: parent by task, parents before their children; the root's is None.
+        parents: parent of each task. Parents come before their children; the root's parent is None.
+        workers: the workers of all tasks.
+        demand: requests per second at the root.
 
     Raises:
-        ValueError: `parents` is not a tree in that order; a worker of an unknown task; duplicate
-            ids; a demand below 0.
+        ValueError: `parents` is not a tree in that order; or a worker has an unknown task; or two
+            workers have the same ID; or the demand is below 0.
     """
     if not demand >= 0:
         raise ValueError(f"demand must be at least 0, got {demand}")
@@ -160,7 +163,11 @@ def most_accurate_first(
 
 
 def _children(parents: Mapping[str, str | None]) -> dict[str, list[str]]:
-    """Child tasks by task. Raises ValueError: `parents` is no tree, root first."""
+    """Return the child tasks of each task.
+
+    Raises:
+        ValueError: `parents` is not a tree with the root first.
+    """
     children: dict[str, list[str]] = {}
     for task, parent in parents.items():
         if (parent is None) != (not children) or (parent is not None and parent not in children):
@@ -174,7 +181,11 @@ def _children(parents: Mapping[str, str | None]) -> dict[str, list[str]]:
 
 
 def _by_task(tasks: Iterable[str], workers: Iterable[Worker]) -> dict[str, list[Worker]]:
-    """Workers by task, the most accurate first. Raises ValueError: a worker of no task."""
+    """Return the workers of each task, the most accurate first.
+
+    Raises:
+        ValueError: a worker has an unknown task.
+    """
     of_task: dict[str, list[Worker]] = {task: [] for task in tasks}
     for worker in workers:
         if worker.task not in of_task:
@@ -189,8 +200,8 @@ def _by_task(tasks: Iterable[str], workers: Iterable[Worker]) -> dict[str, list[
 
 
 def _slots(members: list[Worker]) -> list[tuple[Hashable, float]]:
-    """Rates that can be sent to workers, the last first: as planned, then up to their
-    capacities."""
+    """Return the rates that workers can take, in reverse order: first the planned rates, then the
+    rest of the capacities."""
     planned, beyond = [], []
     for w in members:
         room = w.capacity if w.planned is None else min(w.planned, w.capacity)
@@ -206,11 +217,12 @@ def _falling_accuracy(worker: Worker) -> float:
 
 
 def workers_of(problem: Problem, plan: Plan, *, as_planned: bool = True) -> list[Worker]:
-    """The workers that a plan asks for, with ids (task, variant, batch size, number).
+    """Return the workers of a plan, with ids (task, variant, batch size, number).
 
-    `as_planned` first fills them as the plan does, so that all demand up to the planned one finds
-    capacity. False is exactly Algorithm 1: it saturates accurate detectors even if the plan does
-    not, and they may find more items than the plan has workers for.
+    With `as_planned`, workers are first filled to their planned rates. So there is capacity for any
+    demand up to the planned one. Without it, this is exactly Algorithm 1: accurate detectors are
+    saturated even if the plan does not saturate them. They may then find more items than the plan
+    has workers for.
     """
     variants = {(t.name, v.name): v for t in problem.tasks for v in t.variants}
     return [

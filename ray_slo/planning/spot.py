@@ -1,4 +1,4 @@
-"""Spot and on-demand instances: what to rent if a part of it may be taken away.
+"""Spot and on-demand instances: the best mix to rent if spot instances may be interrupted.
 
     types = [InstanceType(name="gpu", price_per_hour=0.5, spot_price_per_hour=0.2,
                           interruptions_per_hour=0.5), …]
@@ -21,9 +21,9 @@ may be planned only if
 
 The first two hold for any policy, so `bound`, the largest λ, is an upper bound.
 
-Worked example: 2 spot instances that are present 90 % of the time, each for 10 requests/s, and 1 %
-may be lost. 1.8 instances are expected, but both are gone 1 % of the time and one 18 %: at λ = 10,
-already 1 % is lost. λ = 10 it is, not 18.
+Worked example: 2 spot instances are present 90 % of the time and serve 10 requests/s each. 1 % of
+the requests may be lost. The expected number of present instances is 1.8. But both are absent 1 %
+of the time, so 1 % is already lost at λ = 10. So the bound is λ = 10, not 18.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ _MOST = 1_000_000
 """Largest number of configurations with every type both on demand and as spot instances."""
 
 _AT_ONCE, _LOOKED_AT = 128, 4096
-"""Configurations whose interruptions are looked at together, and in all, by falling expectation."""
+"""Number of configurations whose interruptions are computed at once, and in total. Those with the
+highest expected bound come first."""
 
 _RARE = 1e-5
-"""Less likely numbers of instances are ignored, which can only raise a bound."""
+"""Numbers of instances with a smaller probability are ignored. This can only raise a bound."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class SpotPlan:
         on_demand, spot: number of rented instances by type.
         cost_per_hour: total cost if none is interrupted.
         bound: upper bound on the throughput, requests per second.
-        large_size: larger requests are served even if all spot instances are gone.
+        large_size: requests larger than this are served even if all spot instances are gone.
         limit: the condition that limits `bound`.
         considered: number of configurations with a bound.
         explanation: the choice in words.
@@ -78,7 +79,7 @@ class SpotPlan:
 
     @property
     def counts(self) -> Configuration:
-        """Instances by type, of either kind."""
+        """Number of instances by type, on-demand and spot together."""
         names = dict.fromkeys([*self.on_demand, *self.spot])
         return {n: self.on_demand.get(n, 0) + self.spot.get(n, 0) for n in names}
 
@@ -91,26 +92,26 @@ def plan(
     large_size: int | None = None,
     large_load: float = 0.3,
 ) -> SpotPlan | Infeasible[SpotPlan]:
-    """The on-demand and spot instances with the highest bound under the budget.
+    """Return the on-demand and spot instances with the highest bound within the budget.
 
     Any type may be rented in both ways. If this gives more than a million configurations, each
-    auxiliary type is rented in the way that costs less per second of presence.
+    auxiliary type is rented only in the way that costs less per second of presence.
 
     Args:
-        problem: its types have the prices and interruptions of spot instances.
-        replacement_s: time from an interruption until another instance is ready, seconds.
-        loss: share of the requests that may be late or dropped on average, above 0.
-        large_size: requests larger than this must survive the loss of all spot instances; by
-            default those that the rented auxiliary types cannot serve in time.
-        large_load: share of the on-demand base instances' time that these may take: at 1 there are
-            just enough instances, if requests came one after the other.
+        problem: its types have the prices and the interruptions of spot instances.
+        replacement_s: time from an interruption until another instance is ready, in seconds.
+        loss: share of the requests that may be late or dropped on average. It is above 0.
+        large_size: requests larger than this must be served even if all spot instances are gone. By
+            default, these are the requests that the rented auxiliary types cannot serve in time.
+        large_load: share of the on-demand base instances' time that these requests may take. At 1,
+            the instances are just enough for evenly spaced requests.
 
     Returns:
-        `Infeasible` if no type meets the SLO at every size, or the budget is too small for one on
-        demand; its best effort is completely on demand.
+        The plan. `Infeasible` if no type meets the SLO at every size, or if the budget does not pay
+        for one such on-demand instance. Its best effort has only on-demand instances.
 
     Raises:
-        ValueError: an argument out of its range.
+        ValueError: an argument is out of its range.
     """
     if not (math.isfinite(replacement_s) and replacement_s >= 0):
         raise ValueError(f"replacement_s must be at least 0, got {replacement_s}")
@@ -137,7 +138,8 @@ def plan(
     cost = firm @ t.prices + spot @ np.nan_to_num(_spot_prices(problem), posinf=0.0)
     order = np.lexsort((cost, -expected))
     best_bound, chosen, limit = 0.0, int(order[0]), _LIMITS[0]
-    # Interruptions only lower the expectation, so the rest can be skipped once it is no better.
+    # Interruptions only lower the expected bound. So the search ends when the next expected bound
+    # is no better than the best bound.
     for start in range(0, min(len(order), _LOOKED_AT), _AT_ONCE):
         at = order[start : start + _AT_ONCE]
         if expected[at[0]] <= best_bound:
@@ -158,13 +160,13 @@ _LIMITS: tuple[Limit, ...] = ("large requests", "interruptions", "capacity")
 
 
 def _spot_prices(problem: Problem) -> Floats:
-    """Spot prices; `inf` for types without spot instances."""
+    """Return the spot prices, shape (types,). They are `inf` for types without spot instances."""
     return np.array([t.spot_price_per_hour or math.inf for t in problem.types])
 
 
 def _configurations(problem: Problem, base: int, there: Floats) -> tuple[Ints, Ints]:
-    """On-demand and spot instances by type, shape (n, types) each. Only configurations with as many
-    of the cheapest instances as the budget allows: fewer serve less."""
+    """Return the numbers of on-demand and of spot instances, shape (n, types) each. The rest of the
+    budget is always spent on the cheapest instances, because fewer instances serve less."""
     prices = np.array([t.price_per_hour for t in problem.types])
     spot = _spot_prices(problem)
     either = [(prices[k], k, False) for k in range(len(prices))]
@@ -192,7 +194,8 @@ def _configurations(problem: Problem, base: int, there: Floats) -> tuple[Ints, I
 
 
 def _reach(t: Tables, counts: Ints, large_size: int | None) -> Ints:
-    """Number of sizes that need not survive the loss of all spot instances."""
+    """Return, for each configuration, the number of sizes that need not be served when all spot
+    instances are gone."""
     if large_size is not None:
         return np.full(len(counts), int(np.searchsorted(t.sizes, large_size, "right")))
     auxiliary = np.where(t.reach < len(t.sizes), t.reach, 0)
@@ -200,7 +203,7 @@ def _reach(t: Tables, counts: Ints, large_size: int | None) -> Ints:
 
 
 def _large_bounds(t: Tables, base: int, firm: Ints, reach: Ints) -> Floats:
-    """Equation 12 with the on-demand instances of the base."""
+    """Return the bounds of Equation 12 with only the on-demand instances of the base type."""
     bounds = np.full(len(firm), np.inf)
     for r in np.unique(reach).tolist():
         share = float(t.share[r:].sum())
@@ -213,7 +216,7 @@ def _large_bounds(t: Tables, base: int, firm: Ints, reach: Ints) -> Floats:
 def _with_interruptions(
     t: Tables, firm: Ints, spot: Ints, there: Floats, loss: float
 ) -> tuple[Floats, Floats]:
-    """For each configuration B(n + m), and the λ at which E[(1 − B(n + K)/λ)⁺] = `loss`."""
+    """Return B(n + m), and the λ at which E[(1 − B(n + K)/λ)⁺] = `loss`, for each configuration."""
     states, owners, chances = [], [], []
     for i in range(len(firm)):
         columns = [_present(int(m), float(a)) for m, a in zip(spot[i], there, strict=True)]
@@ -223,8 +226,8 @@ def _with_interruptions(
             owners.append(i)
     owner, chance = np.array(owners), np.array(chances)
     bounds = fluid_bounds_of(t, firm[owner] + np.array(states))
-    # With states in rising order, the expectation over the first j alone is `loss` at λ_j, and
-    # λ is the least of them: more or fewer states only make the sum smaller.
+    # Sort the states by rising B. Let λ_j be the λ at which the sum over the first j states alone
+    # is `loss`. Then λ is the least λ_j, because more or fewer states make the sum smaller.
     order = np.lexsort((bounds, owner))
     owner, chance, bounds = owner[order], chance[order], bounds[order]
     first = np.searchsorted(owner, np.arange(len(firm)))
@@ -237,7 +240,8 @@ def _with_interruptions(
 
 
 def _present(instances: int, availability: float) -> list[tuple[int, float]]:
-    """Possible numbers of present instances with their probabilities, without rare ones."""
+    """Return the possible numbers of present instances and their probabilities, without rare
+    ones."""
     numbers = np.arange(instances + 1)
     chances = binom.pmf(numbers, instances, availability)
     return [(n, p) for n, p in zip(numbers.tolist(), chances.tolist(), strict=True) if p > _RARE]

@@ -1,28 +1,29 @@
-"""One plan for hardware and accuracy: instances, variants and batches under a cost budget.
+"""One plan for hardware and accuracy: instances, variants and batches within a cost budget.
 
     problem = Problem(types, variants, demand=200.0, latency_slo_s=0.35, sizes=recent_sizes,
                       budget_per_hour=2.5)
     chosen = plan(problem)                       # all at once
     second = plan(problem, counts={"gpu": 3})    # variants for hardware that is there already
 
-Kairos rents for one network; Loki chooses among networks on given hardware. A combination gains
-more: a smaller variant is fast enough for larger requests on cheap instances, so the best pool for
-a mix of variants is not that of the largest variant. Steps as in Loki (`ray_slo.planning.loki`):
+Kairos rents instances for one network. Loki chooses among networks on given hardware. The
+combination gains more: on cheap instances, a smaller variant is fast enough for larger requests. So
+the best pool for a mix of variants differs from that for the most accurate variant. The steps are
+those of Loki (`ray_slo.planning.loki`):
 
 1. *hardware*: the cheapest pool that serves the demand with the most accurate variant;
 2. *accuracy*: if that is above the budget, the highest mean accuracy at the demand;
 3. *share*: if no variants are fast enough, the largest share of it, with the highest accuracy.
 
-A mixed-integer linear program over n(k, v), the instances of type k that run variant v, and the
-share f(k, v, c) of the requests that are of size class c and go there:
+Each step is a mixed-integer linear program. n(k, v) is the number of instances of type k that run
+variant v. f(k, v, c) is the share of the requests that are of size class c and go to them:
 
     Σ_kv f(k, v, c) = share of c,   demand · Σ_c f(k, v, c)·t(k, v, c) ≤ load · n(k, v),
     Σ price_k · n(k, v) ≤ budget,   maximise Σ accuracy_v · f(k, v, c)
 
-t is the time per request: of a size s in batches of b, ℓ(b·s) / b. For a type, a variant and a
-size the best b is the one of least time that is fast enough, so batches need no variables. For a
-batch of several requests, the wait counts as long as its execution (as in Loki), and they must be
-in time.
+t is the time per request: ℓ(b·s) / b for size s in batches of b. For each type, variant and size,
+the best b is the one with the least time of those that are fast enough. So batches need no
+variables. In a batch of several requests, the waiting time counts as long as the execution (as in
+Loki), and the requests must be in time.
 
 *The Kairos bound as a cut.* Requests larger than size s need a type and variant that are fast
 enough for them. Equation 12 with the fastest of those gives the least number of instances.
@@ -59,8 +60,8 @@ _CLASSES = 24
 """Number of size classes, in addition to those that begin where an instance is too slow."""
 
 _PER_BUDGET = 1e-3
-"""Points of accuracy that may be given up to save the whole budget: chooses the cheaper of
-equals."""
+"""Points of accuracy that may be given up to save the whole budget. So of equally accurate plans,
+the cheaper one is chosen."""
 
 
 @dataclass(frozen=True)
@@ -69,18 +70,18 @@ class Problem:
 
     Attributes:
         types: instance types to choose from.
-        variants: each with its accuracy and ℓ(items) by name of type; a type without a profile
-            cannot run it.
+        variants: variants, each with its accuracy and its profiles ℓ(items) by name of type. A type
+            without a profile cannot run the variant.
         demand: requests per second.
-        latency_slo_s: SLO of every request, seconds.
+        latency_slo_s: SLO of every request, in seconds.
         sizes: sizes of recent requests, shape (n,).
         budget_per_hour: upper limit of the cost.
         xi: share of the SLO that may be used, as in the policy.
         load: share of an instance's time that may be planned. Requests come at random, so no policy
-            uses all of it; the `kairos` policy reaches 0.92 of its bound with one variant.
+            uses all of the time. The policy `kairos` reaches 0.92 of its bound with one variant.
         batch_sizes: requests per batch that the policy may form.
-        waiting_factor: a batch of several requests takes this many times ℓ, including the wait.
-        backend, time_limit_s, relative_gap, seed: of the solver, for each step.
+        waiting_factor: time of a batch of several requests including the wait, as a multiple of ℓ.
+        backend, time_limit_s, relative_gap, seed: arguments of the solver, for each step.
     """
 
     types: Sequence[InstanceType]
@@ -132,12 +133,12 @@ class Plan:
     """What to rent, what to load on it, and why.
 
     Attributes:
-        step: the step that found it.
+        step: the step that found the plan.
         assignments: the rented instances.
         cost_per_hour: total cost.
-        accuracy: mean over the served requests, percent.
+        accuracy: mean accuracy over the served requests, in percent.
         shed_share: share of the demand that is not planned for.
-        gap: relative gap of the objective; 0 is proven optimal.
+        gap: relative gap of the objective. 0 means that the plan is proven optimal.
         explanation: the choice in words.
     """
 
@@ -151,7 +152,7 @@ class Plan:
 
     @property
     def counts(self) -> Configuration:
-        """Instances by type."""
+        """Number of instances by type."""
         made: dict[str, int] = {}
         for a in self.assignments:
             made[a.type] = made.get(a.type, 0) + a.instances
@@ -159,17 +160,17 @@ class Plan:
 
 
 def plan(problem: Problem, counts: Mapping[str, int] | None = None) -> Plan | Infeasible[Plan]:
-    """Instances, and a variant for each, of the highest accuracy under the budget.
+    """Return the instances and their variants with the highest accuracy within the budget.
 
     Args:
-        counts: number of instances by type, if fixed; the budget is then ignored.
+        counts: number of instances by type, if they are given. The budget is then ignored.
 
     Returns:
-        `Infeasible` if the demand is too large, or no variant is fast enough for some size; its
-        best effort serves the largest share of the demand.
+        The plan. `Infeasible` if the demand is too large, or if no variant is fast enough for some
+        size. Its best effort serves the largest share of the demand.
 
     Raises:
-        ValueError: `counts` names no type of the problem.
+        ValueError: `counts` has a type that the problem does not have.
     """
     names = [t.name for t in problem.types]
     if counts is not None and (unknown := set(counts) - set(names)):
@@ -211,7 +212,7 @@ class _Program:
         times = np.array([self._times(v.profiles[k.name], values) for k, v in self.kinds])
         times = times.reshape(len(self.kinds), len(values))
         reach = np.isfinite(times).sum(axis=1)  # profiles are monotone
-        # A class ends where an instance does.
+        # A size class ends at the largest size that an instance can serve in time.
         steps = np.searchsorted(np.cumsum(share), np.arange(_CLASSES) / _CLASSES, "right")
         edges = np.union1d(steps, np.append(reach, 0))
         edges = edges[edges < len(values)]
@@ -220,7 +221,8 @@ class _Program:
         self.reach = np.searchsorted(edges, reach)
 
     def _times(self, profile: LatencyProfile, sizes: NDArray[np.int64]) -> Floats:
-        """Seconds per request by size, at the best batch; `inf` if it is late."""
+        """Return the seconds per request at the best batch size, shape (sizes,). It is `inf` for
+        sizes that would be late."""
         problem = self.problem
         room = problem.xi * problem.latency_slo_s
         table, made = profile.table, np.full(len(sizes), np.inf)
@@ -233,7 +235,7 @@ class _Program:
         return made
 
     def solve(self, step: Step, counts: Mapping[str, int] | None, served: float = 1.0) -> Solution:
-        """One step; in step "accuracy", at the share `served`."""
+        """Solve one step. In the step "accuracy", the share `served` of the demand is served."""
         m = self.program(step, counts, served)
         p = self.problem
         return m.solve(p.backend, p.time_limit_s, p.relative_gap, p.seed)
@@ -271,7 +273,7 @@ class _Program:
         return m
 
     def _cut(self, m: Milp) -> None:
-        """Equation 12, rounded up, for sizes beyond each reach."""
+        """Add Equation 12, rounded up, for the sizes that each type and variant cannot serve."""
         p = self.problem
         least = np.where(np.isfinite(fast := self.times.min(axis=0, initial=np.inf)), fast, 0.0)
         for r in sorted({0, *self.reach.tolist()}):
@@ -282,7 +284,7 @@ class _Program:
                 m.block(f"(12) beyond class {r}", (1, self.n[able]), lower=lower)
 
     def plan(self, step: Step, solution: Solution) -> Plan:
-        """The plan of a solution, without unused instances."""
+        """Return the plan of a solution, without unused instances."""
         p = self.problem
         f, n = np.zeros(self.times.shape), np.zeros(len(self.kinds), int)
         if solution.found:

@@ -1,1 +1,1 @@
-"""Decision and plan logs: rows, encoding, writing."""
+"""The decision logs of schedulers and the plan logs of planners: rows, encoding, reading."""

@@ -1,4 +1,4 @@
-"""Reads rows of the decision log as rounds of policies."""
+"""Reading of the decision log: rows become rounds of policies."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class _File:
     path: Path
     scheduler: str
     sequence: int
-    what: list[tuple[int, str, str | None, str | None, int | None]]  # of rows that bound a life
+    # The rows of the file that begin or interrupt the life of a policy.
+    what: list[tuple[int, str, str | None, str | None, int | None]]
 
 
 def _open(path: Path) -> _File:
@@ -62,12 +63,14 @@ def _open(path: Path) -> _File:
 
 @dataclass(frozen=True)
 class Life:
-    """The events and decisions of one policy object, from its start or from the first row that is
-    left.
+    """The events and decisions of one policy object. They begin at its start, or at the first row
+    in the log if earlier rows were deleted.
 
     Attributes:
-        begins: whether its first event is here. Without it, a replay cannot be exact.
-        lost: numbers of lost rows; −1 for each missing file.
+        scheduler: name of the scheduler.
+        start: the policy and its arguments. None if unknown.
+        begins: whether the log has its first event. Without it, a replay cannot be exact.
+        lost: numbers of lost rows. −1 stands for a missing file.
     """
 
     scheduler: str
@@ -78,14 +81,15 @@ class Life:
 
     @property
     def whole(self) -> bool:
-        """Whether every row from its start is here."""
+        """Whether the log has every row from the policy's start on."""
         return self.begins and not self.lost
 
     def rounds(self, load_table: Callable[[Path], Any] | None = None) -> Iterator[Round]:
-        """In order; read file by file.
+        """Yield the rounds in order. Files are read one after the other.
 
         Args:
-            load_table: makes a policy's table from its file; without it, tables are None.
+            load_table: function that loads a policy's table from its file. Without it, tables are
+                None.
         """
         decoder = Decoder(load_table)
         for path, begin, end in self._slices:
@@ -93,12 +97,12 @@ class Life:
 
 
 def read(path: str | Path) -> list[Life]:
-    """Every life in a file or a folder of them, by scheduler, in order.
+    """Return every policy's life in a file or a folder. They are sorted by scheduler, then by time.
 
     Raises:
-        FileNotFoundError: no such file or folder.
-        ValueError: there is no decision log, or a file is truncated or of another kind. The message
-            names it.
+        FileNotFoundError: there is no such file or folder.
+        ValueError: the folder has no decision log, or a file is truncated or of another kind. The
+            message names it.
     """
     path = Path(path)
     paths = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
@@ -144,7 +148,7 @@ def _life(scheduler: str) -> dict[str, Any]:
 def _read_rows(path: Path, begin: int, end: int | None) -> Iterator[Row]:
     import pyarrow.parquet as pq
 
-    # Opened once: a live writer may replace it by a longer file at any time.
+    # The file is opened only once, because a live writer may replace it by a longer one.
     with pq.ParquetFile(path) as file:
         table = file.read(list(COLUMNS)).slice(begin)
     if "task" not in table.column_names:  # an older log
@@ -164,8 +168,8 @@ class Decoder:
         self._requests: dict[int, Request] = {}
 
     def decode(self, rows: Iterable[Row]) -> Iterator[Round]:
-        """Rounds of one file. Rows after its last `decide` belong to the next file's first
-        round."""
+        """Yield the rounds of one file. Rows after its last `decide` belong to the first round of
+        the next file."""
         (event_at, at_at, what_at), i = (INDEX[k] for k in ("event", "at", "what")), INDEX
         events: list[tuple[str, tuple[Any, ...]]] = []
         last: tuple[Any, ...] = ()
@@ -226,8 +230,8 @@ class Decoder:
             yield deciding
 
     def _answer(self, said: Any) -> Any:
-        """The answer to a policy's problem. In older logs, whose rows are "tables", it is a table's
-        text."""
+        """Return the answer to a policy's problem. Older logs have rows "tables" instead, with the
+        text of a table."""
         if isinstance(said, dict):
             if "rehearsed" in said:
                 return Rehearsed.from_json(said["rehearsed"])
@@ -247,7 +251,7 @@ class Decoder:
         said = row[OF_REQUEST]
         known = self._requests.get(number)
         if known is not None and of_request(known) == said:
-            return known  # came back
+            return known  # the request came back to the queue
         detail = row[-1]
         upstream = None if detail is None else Upstream(*json.loads(detail))
         request = Logged(number, *said, upstream)
@@ -256,7 +260,7 @@ class Decoder:
         return request
 
     def _known(self, number: int) -> Request:
-        """An earlier request; without its fields if its row is not in the log any more."""
+        """Return an earlier request. If its row is no longer in the log, its fields are unknown."""
         request = self._requests.get(number)
         if request is None:
             request = self._requests[number] = Logged(number, "", math.nan, math.nan)
@@ -303,7 +307,7 @@ class Decoder:
 
 
 def _assigned(said: list[Any] | None) -> tuple[Assigned, ...]:
-    """Older logs have None, or one variant."""
+    """Return the assignments of a row. Older logs have None, or one variant."""
     if not said:
         return ()
     parts = said if isinstance(said[0], list) else [said]

@@ -1,4 +1,4 @@
-"""Writes rounds of a policy as rows of the decision log."""
+"""Writing of the decision log: rounds of a policy become rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ray_slo.record.rows import (
 
 
 class Encoder:
-    """Makes rows from rounds. The caller takes them from `rows`."""
+    """Makes rows from rounds, and adds them to `rows`. The caller takes them from there."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -39,8 +39,9 @@ class Encoder:
         self._at = 0.0
         self._cluster: Cluster | None = None
         self._profiles: dict[tuple[float, ...], int] = {}
-        self._setting: str | None = None  # of `auto`, as JSON
-        self._predicted: dict[int, tuple[WorkerId, float]] = {}  # what runs: batch → its finish
+        self._setting: str | None = None  # present setting of `auto`, as JSON
+        # Worker and predicted finish time of each running batch, in seconds.
+        self._predicted: dict[int, tuple[WorkerId, float]] = {}
 
     def _row(self, event: int, at: float, what: str, **values: Any) -> None:
         row: list[Any] = [None] * len(COLUMNS)
@@ -50,7 +51,7 @@ class Encoder:
         self.rows.append(tuple(row))
 
     def start(self, start: Start, at: float) -> None:
-        """A policy begins its life."""
+        """Write the start of a policy."""
         self._round, self._at, self._start, self._cluster = 0, at, start, None
         self._setting = None
         self._predicted.clear()
@@ -58,11 +59,11 @@ class Encoder:
         self._row(0, at, "start", detail=start.to_json())
 
     def lost(self, rows: int, at: float) -> None:
-        """Note the number of lost rows."""
+        """Write the number of lost rows."""
         self._row(0, at, "lost", size=rows)
 
     def new_file(self) -> None:
-        """Repeat the facts that a reader of only the next rows needs."""
+        """Begin a new file. Repeat the facts without which its rows cannot be understood."""
         self._profiles.clear()
         if self._start is not None:
             self._row(0, self._at, "start", reason=AGAIN, detail=self._start.to_json())
@@ -72,7 +73,7 @@ class Encoder:
             self._row(0, self._at, "setting", reason=AGAIN, detail=self._setting)
 
     def add(self, round: Round) -> None:
-        """Rows of one round."""
+        """Write the rows of one round."""
         for i, (name, args) in enumerate(round.events):
             self._event(i, name, *args)
         number, now, none = self._round, round.now, (None,)
@@ -83,7 +84,7 @@ class Encoder:
             self._row(0, now, "error", detail=round.error)
         else:
             wake_at = round.decision.wake_at
-            # As in `_row`, whose call would be most of the cost of a quiet round.
+            # This is `_row`, inlined: the call would be most of the cost of a round without events.
             self.rows.append((number, 0, now, "decide", *none * BEFORE_WAKE, wake_at, None, None))
             for i, action in enumerate(round.decision.actions):
                 self._action(i, now, action)
@@ -222,14 +223,14 @@ def _assigned(assigned: Assigned) -> list[Any]:
 
 
 def _answer(answer: Any) -> dict[str, Any] | None:
-    """The answer to a policy's problem; None if it has no file format."""
+    """Return the answer to a policy's problem as JSON data, or None if it has no file format."""
     if isinstance(answer, Rehearsed):
         return {"rehearsed": answer.to_json()}
     return {"table": _table_text(answer)} if hasattr(answer, "save") else None
 
 
 def _table_text(table: Any) -> str:
-    """A policy table (`planning.ramsis.Table`) as text."""
+    """Return a policy table (`planning.ramsis.Table`) as text."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "table.npz"
         table.save(path)
@@ -237,9 +238,9 @@ def _table_text(table: Any) -> str:
 
 
 class Lines:
-    """A sink for simulated runs that writes one log into a folder, in order and at once.
+    """A sink for simulated runs that writes one log into a folder when it is closed.
 
-    A live scheduler has `ray_slo.serve.watch.log_writer`, which does not make decisions wait.
+    A live scheduler uses `ray_slo.serve.watch.log_writer`, which writes without delaying decisions.
     """
 
     def __init__(self, folder: str | Path, name: str, start: Start, at: float = 0.0) -> None:

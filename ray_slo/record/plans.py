@@ -1,13 +1,13 @@
-"""The planners' decisions and their reasons: a separate table beside the decision log of the
-schedulers.
+"""The plan log: the planners' decisions and their reasons. It is a separate table beside the
+schedulers' decision log.
 
-A row is a question to a planner: its cause, its input, its answer, and the changes. The table is in
-the folder `_plans` of the log. Parquet readers read a folder as one table, and skip names that
-begin with `_`. Columns are described in docs/decision-log.md.
+A row is one question to a planner, with its cause, its input, its answer, and the changes. The
+table is in the folder `_plans` of the log. Parquet readers take a folder as one table, and skip
+names that begin with `_`. docs/decision-log.md describes the columns.
 
 Times are in the planner's clock. `shift` converts them to a scheduler's clock. Processes of one
-machine share a monotonic clock, which `clock` names. For another machine's clock, the planner
-measured from messages how far it was ahead. Wall-clock times are for people.
+machine share a monotonic clock, which `clock` names. For the clock of another machine, the planner
+measured the difference with its messages. Wall-clock times are for people.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class Outline:
     """The part of a plan whose changes are reported.
 
     Attributes:
-        targets: wanted workers by kind, or by group; None: no change.
-        variants: number of workers that should run it, by variant.
-        batches: the largest batch of a variant, if all its workers have the same.
+        targets: wanted number of workers, by kind or by group. None: no change.
+        variants: number of workers that should run each variant.
+        batches: largest batch size of each variant, if it is the same on all its workers.
         groups: group of each model.
     """
 
@@ -77,7 +77,8 @@ class Outline:
     def of_assignments(
         cls, targets: Mapping[str, int | None], assigned: Iterable[tuple[str, int, int]]
     ) -> Outline:
-        """From (variant, batch size, workers)."""
+        """Make the outline from triples of a variant, its batch size, and its number of
+        workers."""
         variants: dict[str, int] = {}
         sizes: dict[str, set[int]] = {}
         for variant, batch_size, workers in assigned:
@@ -87,7 +88,7 @@ class Outline:
         return cls(targets, variants, batches)
 
     def changes(self, last: Outline) -> list[str]:
-        """The changes, one line each.
+        """Return the changes since the outline `last`, one line each.
 
         >>> old, new = Outline({"gpu": 2}, {"small": 2}), Outline({"gpu": 3}, {"large": 3})
         >>> new.changes(old)
@@ -120,20 +121,20 @@ class Planned:
     """One question to a planner, and its answer.
 
     Attributes:
-        at: time of the question in the planner's clock, seconds.
-        trigger: its cause: "first plan", "period", "demand changed", "worker lost", …
+        at: time of the question in the planner's clock, in seconds.
+        trigger: cause of the question: "first plan", "period", "demand changed", "worker lost", …
         demand: requests per second to plan for.
-        inputs: the rest of its input, in short.
-        targets: wanted workers by kind (or group).
-        plan: what the planner said.
-        workers: the variant for each worker.
-        changes: changes from the last plan.
-        why: the planner's own words.
-        shortfall: what the plan does not serve.
-        error: why there is no plan. The last one stays in force.
-        took_s: time from the question to the answer, seconds.
-        wall_at: Unix time, for people.
-        clocks: how far other machines' clocks were ahead of the planner's, by clock, seconds.
+        inputs: a summary of the other inputs.
+        targets: wanted number of workers, by kind or by group.
+        plan: the planner's answer.
+        workers: variant of each worker.
+        changes: changes from the last plan, one line each.
+        why: the planner's reason.
+        shortfall: what the plan does not serve. None if it serves everything.
+        error: reason why there is no plan. The last plan stays in force.
+        took_s: time from the question to the answer, in seconds.
+        wall_at: Unix time of the question, for people.
+        clocks: lead of other machines' clocks over the planner's, in seconds, by clock.
     """
 
     at: float
@@ -157,7 +158,7 @@ _PLAIN = ("wall_at", "trigger", "demand", "why", "shortfall", "error", "took_s")
 
 
 class PlanEncoder:
-    """As `encode.Encoder`, for `Planned`."""
+    """Makes rows from `Planned`, as `encode.Encoder` does from rounds."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -172,21 +173,21 @@ class PlanEncoder:
         self.rows.append(tuple(row))
 
     def start(self, start: Start, at: float) -> None:
-        """A planner begins."""
+        """Write the start of a planner."""
         self._number, self._at, self._start = 0, at, start
         self._row(at, "start", detail=start.to_json())
 
     def lost(self, rows: int, at: float) -> None:
-        """Note the number of lost rows."""
+        """Write the number of lost rows."""
         self._row(at, "lost", detail=str(rows))
 
     def new_file(self) -> None:
-        """Repeat the facts that a reader of only the next rows needs."""
+        """Begin a new file. Repeat the facts without which its rows cannot be understood."""
         if self._start is not None:
             self._row(self._at, "start", reason=AGAIN, detail=self._start.to_json())
 
     def add(self, planned: Planned) -> None:
-        """The row of one question."""
+        """Write the row of one question."""
         texts = {name: json.dumps(getattr(planned, name), default=str) for name in _JSON}
         plain = {name: getattr(planned, name) for name in _PLAIN}
         self._row(planned.at, "plan", changes=list(planned.changes), **texts, **plain)
@@ -196,11 +197,12 @@ class PlanEncoder:
 
 @dataclass
 class Planner:
-    """The decisions of one planner, in order, as far as they are left.
+    """The decisions of one planner that are in the log, in order.
 
     Attributes:
-        name: of the writer.
-        start: `policy` is the planner's name; `about` has application, models, clock, wall_at.
+        name: name of the log's writer.
+        start: start of the planner. Its `policy` is the planner's name. Its `about` has
+            application, models, clock and wall_at.
         lost: number of lost rows.
     """
 
@@ -210,8 +212,8 @@ class Planner:
     lost: int = 0
 
     def shift(self, clock: str | None, at: float) -> float | None:
-        """The difference from this planner's clock to `clock` around `at`, seconds; None if it was
-        never measured."""
+        """Return the lead of `clock` over this planner's clock around the time `at`, in seconds.
+        None if it was never measured."""
         if clock is not None and clock == self.start.about.get("clock"):
             return 0.0
         known = [(abs(p.at - at), p.clocks[clock or ""]) for p in self.plans if clock in p.clocks]
@@ -219,10 +221,11 @@ class Planner:
 
 
 def read(path: str | Path) -> list[Planner]:
-    """Every planner in the log of a folder, by name; empty if it has no such table.
+    """Return every planner in the log of a folder, sorted by name. The result is empty if the log
+    has no plans.
 
     Raises:
-        ValueError: a file is no plan log, or is truncated. The message names it.
+        ValueError: a file is not a plan log, or is truncated. The message names it.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -255,7 +258,8 @@ def _planned(row: Mapping[str, Any]) -> Planned:
 
 
 class PlanLines:
-    """A sink for simulated runs that writes a planner's table into the folder of a log at once."""
+    """A sink for simulated runs that writes a planner's table into the folder of a log when it is
+    closed."""
 
     def __init__(self, folder: str | Path, name: str, start: Start, at: float = 0.0) -> None:
         self._folder, self._name = Path(folder) / FOLDER, name

@@ -4,8 +4,9 @@ A `Recording` is between a host and its policy, live and in the simulator. It gi
 `Round` per `decide`. An `encode.Encoder` makes rows from rounds, and `write_file` makes files from
 rows. `decode.read` gives the rounds back, exactly to the last bit of every time.
 
-There is one table. The column `what` decides the meaning of the others (docs/decision-log.md).
-Every file can be read without the others: it repeats the policy, and the cluster with its profiles.
+The log is one table. The column `what` says what a row is, and so what the other columns mean
+(docs/decision-log.md). Every file can be read without the others: it repeats the policy, and the
+cluster with its profiles.
 The planner's decisions are a separate table (`plans`).
 """
 
@@ -28,12 +29,12 @@ SUFFIX = ".decisions.parquet"
 _METADATA = b"ray_slo"
 
 # Name and Arrow type of every column, in order. Times are seconds in the scheduler's clock.
-_OF_REQUEST = {  # attributes of a `Request`, in the order of its arguments after the id
+_OF_REQUEST = {  # attributes of a `Request`, in the order of its arguments after its number
     "model": "string",
     "arrival": "double",
     "deadline": "double",
     "size": "int32",  # of a request: its items; of a batch: its requests
-    "task": "string",  # older logs have none: the task has the model's name
+    "task": "string",  # older logs do not have it; then the task has the name of the model
 }
 COLUMNS: dict[str, str] = {
     "round": "int64",  # number of the decision; an event belongs to the next one
@@ -61,15 +62,16 @@ COLUMNS: dict[str, str] = {
 INDEX = {name: i for i, name in enumerate(COLUMNS)}
 OF_REQUEST = slice(INDEX["model"], INDEX["model"] + len(_OF_REQUEST))
 of_request = attrgetter(*_OF_REQUEST)
-AFTER_REQUEST = INDEX["detail"] - OF_REQUEST.stop  # columns between
+AFTER_REQUEST = INDEX["detail"] - OF_REQUEST.stop  # number of columns between them
 BEFORE_WAKE = INDEX["wake_at"] - INDEX["what"] - 1
-AGAIN = "again"  # reason of rows at the head of a file, which repeat earlier ones
+AGAIN = "again"  # reason of rows at the beginning of a file that repeat earlier rows
 
 Row = tuple[Any, ...]
 
 
 class Table(NamedTuple):
-    """A kind of file: its format, how names end, and (name, Arrow type) of columns in order."""
+    """A kind of file: its format, the ending of its names, and its columns in order, each with its
+    Arrow type."""
 
     format: str
     suffix: str
@@ -80,12 +82,13 @@ DECISIONS = Table(FORMAT, SUFFIX, COLUMNS)
 
 
 class Round(NamedTuple):
-    """One call of `decide`, with the events fed since the last one.
+    """One call of `decide`, with the events since the last one.
 
     Attributes:
-        events: (method of `Policy`, its arguments: `now` and the rest).
-        decision: None if the policy raised `error`.
-        setting: a new setting of `auto`, and its reason; only for readers.
+        now: time of the call in the scheduler's clock, in seconds.
+        events: events before the call: the name of the method of `Policy`, and its arguments.
+        decision: the decision. None if the policy raised `error`.
+        setting: a new setting of `auto`, and its reason. A replay does not need it.
     """
 
     now: float
@@ -97,12 +100,12 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True)
 class Start:
-    """The policy from here on.
+    """The start of a policy.
 
     Attributes:
-        policy: name or "module:attr"; None if it was an object.
-        kwargs: its arguments; None if JSON cannot contain them.
-        about: free-form, as JSON: application, wall-clock time, …
+        policy: its name or "module:attr". None if it was given as an object.
+        kwargs: its arguments. None if they cannot be written as JSON.
+        about: further facts as JSON data: application, wall-clock time, …
     """
 
     policy: str | None
@@ -111,7 +114,7 @@ class Start:
 
     @classmethod
     def of(cls, policy: Any, kwargs: Mapping[str, Any], **about: Any) -> Start:
-        """From what `make_policy` takes."""
+        """Make the start from the arguments of `make_policy`."""
         name = policy if isinstance(policy, str) else None
         if isinstance(policy, type):
             name = f"{policy.__module__}:{policy.__qualname__}"
@@ -132,7 +135,7 @@ class Start:
 
 
 class Recording(PolicyWrapper):
-    """A policy that gives `sink` every round. Everything else is the inner policy's."""
+    """A policy that passes every round to `sink`. All else is done by the inner policy."""
 
     def __init__(self, policy: Policy, sink: Callable[[Round], None]) -> None:
         super().__init__(policy)
@@ -181,7 +184,7 @@ class Recording(PolicyWrapper):
 
 
 class Logged(Request):
-    """A request from a log. `origin`: its client and its number there, if known."""
+    """A request from a log. `origin` is its client and its number there, if they are known."""
 
     __slots__ = ("origin",)
     origin: tuple[str, int] | None
@@ -197,7 +200,8 @@ class Logged(Request):
 def to_arrow(
     rows: Sequence[Row], breathe: Callable[[], None] = lambda: None, kind: Table = DECISIONS
 ) -> Any:
-    """Rows as an Arrow table. `breathe` is called between columns."""
+    """Return rows as an Arrow table. `breathe` is called between columns, so that a long
+    conversion can let other threads run."""
     import pyarrow as pa
 
     types: dict[str, Any] = {
@@ -215,14 +219,15 @@ def to_arrow(
 def write_file(
     path: Path, table: Any, scheduler: str, sequence: int, kind: Table = DECISIONS
 ) -> int:
-    """Write an Arrow table of rows. Return the number of bytes. The file appears whole or not at
-    all."""
+    """Write an Arrow table of rows to a file. Return the number of bytes. Readers see the complete
+    file or none."""
     import pyarrow.parquet as pq
 
     about = {"format": kind.format, "scheduler": scheduler, "sequence": sequence}
     table = table.replace_schema_metadata({_METADATA: json.dumps(about).encode()})
     half = path.with_suffix(".tmp")
-    # Times do not repeat and numbers mostly count up: two thirds of the size, a third of the time.
+    # Times do not repeat, and numbers mostly count up. These encodings give two thirds of the size
+    # in a third of the time.
     texts = [name for name, type_ in kind.columns.items() if type_ == "string"]
     counts = [name for name, type_ in kind.columns.items() if type_.startswith("int")]
     lists = [f"{n}.list.element" for n, type_ in kind.columns.items() if type_ == "list<int64>"]
@@ -238,15 +243,15 @@ def write_file(
 
 
 def file_name(scheduler: str, sequence: int, kind: Table = DECISIONS) -> str:
-    """Names sort by scheduler, then by time."""
+    """Return the name of a file. Sorted names are in order of scheduler, then of time."""
     return f"{scheduler}-{sequence:06d}{kind.suffix}"
 
 
 def about_file(path: Path, schema: Any, kind: Table = DECISIONS) -> dict[str, Any]:
-    """The writer of a file (`scheduler`), and the file's number (`sequence`).
+    """Return the writer of a file (`scheduler`) and the file's number (`sequence`).
 
     Raises:
-        ValueError: it is not a file of this kind.
+        ValueError: the file is of another kind.
     """
     about: dict[str, Any] = json.loads((schema.metadata or {}).get(_METADATA, b"{}"))
     if (found := about.get("format")) != kind.format:

@@ -12,10 +12,10 @@ exists:
 3. the gRPC request's metadata, with the same names. `ray_slo.serve.grpc.with_deadlines` puts gRPC's
    own deadline there, because Serve does not read it.
 
-`x-slo-latency-ms` replaces the model's SLO; `x-slo-class` names another of the model's.
-`x-request-timeout-seconds` can only shorten it: it is the time when Serve's proxy gives up, and
-gateways set it to minutes. None of them passes through a `DeploymentHandle`: pass
-`latency_slo_ms=remaining_ms()` on. Deadlines here are `time.monotonic()` seconds of this process.
+`x-slo-latency-ms` replaces the model's SLO. `x-slo-class` names another SLO of the model.
+`x-request-timeout-seconds` can only shorten the SLO: Serve's proxy gives up at this time, and
+gateways set it to minutes. A `DeploymentHandle` does not pass on any of these headers: call it with
+`latency_slo_ms=remaining_ms()`. Deadlines here are `time.monotonic()` seconds of this process.
 This module does not import Ray.
 """
 
@@ -50,11 +50,13 @@ class Header(NamedTuple):
     """A request header.
 
     Attributes:
-        said_by: who sets it. A proxy drops headers of a client that only our proxies may set.
-        means: meaning, for the OpenAPI document.
-        per_s: units per second, if it is a time; 0 for others.
+        said_by: who sets it: the client, the admission control in a proxy ("door"), or the part of
+            a proxy that sends requests again ("failover"). Proxies remove headers of a client that
+            only ray-slo's proxies may set.
+        means: meaning of the header, for the OpenAPI document.
+        per_s: units per second, if the value is a time. 0 for other values.
         most: the largest value, in its unit.
-        unit: its unit, for messages.
+        unit: unit of the value, for messages.
     """
 
     name: str
@@ -103,7 +105,7 @@ _SAID_BY = {key: header.said_by for key, header in _BY_KEY.items()}
 _TIMES = {key: header.name for key, header in _BY_KEY.items() if header.per_s}
 _LONGEST_NUMBER = 32  # characters
 _LONGEST_CLASS = 100  # characters, as for all names
-_LEAST_MS = 1.0  # means a deadline that has passed: 0 would be refused as an invalid SLO
+_LEAST_MS = 1.0  # stands for a deadline that has passed, because 0 would be an invalid SLO
 
 
 # -- headers -----------------------------------------------------------------------------------
@@ -117,7 +119,7 @@ class TimeLimits:
     Args:
         headers: pairs of text or bytes, names in small letters; other headers are ignored.
         strict: refuse a bad value; otherwise it counts as absent.
-        proxied: whether a proxy of ours passed the request on, so that the client did not set
+        proxied: whether a proxy of ray-slo passed the request on. Then the client did not set
             `x-slo-timeout-ms`.
     """
 
@@ -131,7 +133,7 @@ class TimeLimits:
                 self._found.setdefault(name, []).append(value)
 
     def own_s(self) -> float | None:
-        """The SLO that the client sets for the request, seconds; None: the model's SLO.
+        """Return the SLO that the client sets for the request, in seconds. None: the model's SLO.
 
         Raises:
             BadHeader: a bad value, if `strict`.
@@ -139,7 +141,7 @@ class TimeLimits:
         return self._seconds(LATENCY_HEADER)
 
     def timeout_s(self) -> float | None:
-        """Time until the client gives up, seconds; None if it does not say.
+        """Return the time until the client gives up, in seconds. None if it does not say.
 
         Raises:
             BadHeader: a bad value, if `strict`.
@@ -148,7 +150,7 @@ class TimeLimits:
         return self._seconds(TIMEOUT_HEADER) if proxied_s is None else proxied_s
 
     def named_s(self) -> float | None:
-        """Time until the deadline that the client names, seconds."""
+        """Return the time until the deadline that the client names, in seconds, or None."""
         own_s = self.own_s()
         return self.timeout_s() if own_s is None else own_s
 
@@ -159,11 +161,11 @@ class TimeLimits:
     def budget_s(self, slo_s: float | None) -> float | None: ...
 
     def budget_s(self, slo_s: float | None) -> float | None:
-        """Time from the request's arrival to its deadline, seconds: the client's SLO, or the
-        model's. A timeout can only shorten it.
+        """Return the time from the request's arrival to its deadline, in seconds. It is the
+        client's SLO, otherwise the model's. A timeout can only shorten it.
 
         Args:
-            slo_s: the model's SLO; None: not known.
+            slo_s: the model's SLO in seconds. None: not known.
 
         Raises:
             BadHeader: a bad value, if `strict`.
@@ -179,7 +181,7 @@ class TimeLimits:
         if len(values) > 1:
             bad = _twice(len(values))
         elif value == 0 and name == TIMEOUT_HEADER:
-            return None  # Serve's way of saying "no timeout"
+            return None  # in Serve, 0 means "no timeout"
         elif 0 < value <= header.most and value < math.inf:
             return value / header.per_s
         else:
@@ -192,12 +194,12 @@ class TimeLimits:
 
 
 def slo_class_of(headers: Iterable[tuple[Any, Any]], *, strict: bool = False) -> str:
-    """The SLO class that a client names; empty if it names none.
+    """Return the SLO class that a client names. It is empty if the client names none.
 
     Args:
-        headers: pairs of text or bytes, names in small letters; other headers are ignored.
-        strict: refuse a header that is there twice; otherwise the first one counts. Return any
-            name; otherwise a name that is too long counts as absent.
+        headers: pairs of text or bytes, with names in small letters. Other headers are ignored.
+        strict: whether a header that is there twice is refused; otherwise the first one counts. If
+            False, a name that is too long counts as absent.
 
     Raises:
         BadHeader: the header is there twice, if `strict`.
@@ -222,9 +224,9 @@ def _refuse(name: str, bad: str) -> NoReturn:
 
 
 def _number(value: Any) -> float:
-    """A decimal number as text; NaN for anything else."""
+    """Return the value of a decimal number in text. NaN for anything else."""
     text = value.decode("latin-1") if isinstance(value, bytes) else value
-    # An exception takes thirty times as long as this check.
+    # This check is thirty times as fast as an exception.
     if not text or len(text) > _LONGEST_NUMBER or not text.isascii() or "_" in text:
         return math.nan
     try:
@@ -234,7 +236,7 @@ def _number(value: Any) -> float:
 
 
 def positive(value: Any) -> float | None:
-    """A number of more than 0 and less than infinity; None for anything else."""
+    """Return a number that is above 0 and finite. None for anything else."""
     if not value:
         return None
     try:
@@ -245,27 +247,32 @@ def positive(value: Any) -> float | None:
 
 
 def tightest(*times: float | None) -> float | None:
-    """The smallest of the known times."""
+    """Return the smallest of the known times."""
     return min((t for t in times if t is not None), default=None)
 
 
 def without(headers: Iterable[tuple[Any, Any]], *said_by: str) -> list[tuple[Any, Any]]:
-    """Headers without those that only a proxy of ours may set: a client's value is not trusted."""
+    """Return the headers without those that only ray-slo's proxies may set. A client's values for
+    these are not trusted.
+
+    Args:
+        said_by: the setters whose headers are removed: "door" or "failover".
+    """
     return [pair for pair in headers if _SAID_BY.get(pair[0]) not in said_by]
 
 
 def spent(
     headers: Iterable[tuple[Any, Any]], spent_s: float, other_s: float | None = None
 ) -> list[tuple[Any, Any]]:
-    """A request's headers as a frontend should see them.
+    """Return a request's headers for a frontend.
 
     Times are reduced by the time spent. `x-request-timeout-seconds`, which Serve acts upon, becomes
     `x-slo-timeout-ms`. A bad value is unchanged: the reader reports it.
 
     Args:
         headers: pairs of bytes or of text.
-        spent_s: time since the request came, seconds.
-        other_s: another timeout from now, seconds.
+        spent_s: time since the request came, in seconds.
+        other_s: another timeout from now, in seconds.
     """
     told, timeout_s, is_text = [], other_s, False
     for name, value in headers:
@@ -287,7 +294,7 @@ def spent(
 
 
 def left_ms(slo_ms: float, spent_s: float) -> float:
-    """The rest of an SLO, milliseconds."""
+    """Return the rest of an SLO, in milliseconds."""
     return max(slo_ms - 1e3 * spent_s, _LEAST_MS)
 
 
@@ -308,7 +315,7 @@ class HasHeaders(Protocol):
 
 
 class _Limit(NamedTuple):
-    at: float  # time.monotonic() seconds; inf for "no deadline, even if the request has one"
+    at: float  # time.monotonic() seconds; inf: no deadline, even if the request has one
     replaces_slo: bool
 
 
@@ -317,11 +324,11 @@ _limit: ContextVar[_Limit | None] = ContextVar("ray_slo_limit", default=None)
 
 @contextmanager
 def deadline_scope(latency_ms: float | HasHeaders | None) -> Iterator[None]:
-    """Set a deadline for the calls inside; it replaces that of the surrounding request.
+    """Set a deadline for the calls inside. It replaces that of the surrounding request.
 
     Args:
-        latency_ms: milliseconds from now; or an HTTP request (anything with `headers`), whose
-            headers are read; None: the SLO of their model.
+        latency_ms: time until the deadline, in milliseconds; or an HTTP request (any object with
+            `headers`), whose headers are read. None: each call has the SLO of its model.
     """
     if latency_ms is None:
         limit = None
@@ -337,12 +344,12 @@ def deadline_scope(latency_ms: float | HasHeaders | None) -> Iterator[None]:
 
 
 def note_headers(headers: Iterable[tuple[Any, Any]]) -> None:
-    """The current context belongs to an HTTP request with these headers."""
+    """Note that the current context belongs to an HTTP request with these headers."""
     _limit.set(_limit_of(headers))
 
 
 def without_request() -> Context:
-    """A copy of the current context that belongs to no request."""
+    """Return a copy of the current context that belongs to no request."""
     from ray_slo.serve.ray_private.context import forget_request
 
     context = copy_context()
@@ -352,7 +359,8 @@ def without_request() -> Context:
 
 
 def deadline_for(latency_slo_s: float) -> float:
-    """The deadline of a call that starts now at a model with this SLO, `time.monotonic()` s."""
+    """Return the deadline of a call that starts now at a model with this SLO, in
+    `time.monotonic()` seconds."""
     at = time.monotonic() + latency_slo_s
     limit = _current_limit()
     if limit is None:
@@ -361,7 +369,8 @@ def deadline_for(latency_slo_s: float) -> float:
 
 
 def remaining_ms() -> float | None:
-    """Milliseconds until the deadline of the current call, at least 0; None if there is none."""
+    """Return the time until the deadline of the current call, in milliseconds, at least 0. None if
+    there is no deadline."""
     limit = _current_limit()
     if limit is None or limit.at == math.inf:
         return None

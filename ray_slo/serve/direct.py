@@ -42,17 +42,17 @@ _SIZE = struct.Struct(
     "<Q"
 )  # size of the rest: call, number of parts, sizes of the parts, the parts
 _HEAD = struct.Struct("<QI")
-_READ = 65_536  # bytes to read ahead
-_APART = 16_384  # bytes from which data is put beside the pickle
+_READ = 65_536  # number of bytes to read ahead
+_APART = 16_384  # data of at least this many bytes is put beside the pickle
 _ALIGNED = 64  # parts begin at multiples of this many bytes
 _AGAIN_S = 5.0  # seconds between attempts to connect
-_CREDENTIALS = struct.Struct("3i")  # of a peer: process, user, group
+_CREDENTIALS = struct.Struct("3i")  # process, user and group of a peer
 _MAX_BYTES = 1 << 40
 _UNANSWERED = (1 << 64) - 1  # the id of calls whose answer nobody waits for
 
 
 class NotDirect(Exception):
-    """The value cannot be sent this way; nothing was sent."""
+    """The value cannot be sent over a direct connection. Nothing was sent."""
 
 
 class Disconnected(Exception):
@@ -60,7 +60,7 @@ class Disconnected(Exception):
 
 
 class _Apart:
-    """Bytes beside the pickle."""
+    """Bytes that are sent beside the pickle."""
 
     __slots__ = ("data",)
 
@@ -72,7 +72,7 @@ class _Apart:
 
 
 def apart(value: Any) -> Any:
-    """The value for a message; large bytes are not copied into its pickle."""
+    """Return the value for a message. Large bytes are not copied into its pickle."""
     return _Apart(value) if type(value) is bytes and len(value) >= _APART else value
 
 
@@ -85,7 +85,7 @@ class _Pickler(pickle.Pickler):
 
 
 def encode(call: int, value: Any) -> list[Any]:
-    """A message, as pieces to write one after the other.
+    """Return a message as pieces, which are written one after the other.
 
     Raises:
         NotDirect: plain pickle cannot take the value.
@@ -118,7 +118,8 @@ def _message(call: int, pickled: Any, views: list[memoryview]) -> list[Any]:
 
 
 def decode(message: memoryview) -> tuple[int, Any]:
-    """(call, value) of a message without its size. Arrays stay in the memory of the message."""
+    """Return the call's number and the value of a message without its size. Arrays stay in the
+    memory of the message."""
     call, count = _HEAD.unpack_from(message)
     sizes = struct.unpack_from(f"<{count}Q", message, _HEAD.size)
     at = _HEAD.size + _SIZE.size * count
@@ -136,9 +137,9 @@ class _Messages(asyncio.BufferedProtocol, abc.ABC):
     def __init__(self) -> None:
         self._transport: Any = None
         self._ahead = memoryview(bytearray(_READ))
-        self._have = 0  # bytes that are read and not processed
+        self._have = 0  # number of bytes that are read and not processed
         self._message: memoryview | None = None  # a large message that is being read
-        self._rest = memoryview(b"")  # the missing part of it
+        self._rest = memoryview(b"")  # the missing part of this message
 
     @property
     def is_open(self) -> bool:
@@ -170,7 +171,7 @@ class _Messages(asyncio.BufferedProtocol, abc.ABC):
                     self._begin_large(size, self._ahead[begin : self._have])
                     return
                 break
-            # A copy, because arrays stay in its memory.
+            # Copy the message, because its arrays stay in this memory.
             self._hear(memoryview(bytearray(self._ahead[begin:end])))
             at = end
         self._ahead[: self._have - at] = bytes(self._ahead[at : self._have])
@@ -187,7 +188,7 @@ class _Messages(asyncio.BufferedProtocol, abc.ABC):
 
     @abc.abstractmethod
     def _hear(self, message: memoryview) -> None:
-        """Process a whole message; it may keep the memory."""
+        """Process a complete message. The message may keep its memory."""
 
     def _write(self, pieces: list[Any]) -> None:
         if len(pieces) == 1:
@@ -201,7 +202,7 @@ class _Messages(asyncio.BufferedProtocol, abc.ABC):
 
 
 def _owner(line: Any) -> int:
-    """The user of the process at the other end."""
+    """Return the user ID of the process at the other end."""
     said = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(said)
     return int(user)
@@ -294,7 +295,7 @@ class _Answering(_Messages):
             pieces = encode(call, said)
         except NotDirect as plain:
             try:
-                # It supports more types, such as those of the user's `__main__`.
+                # cloudpickle supports more types, such as those of the user's `__main__`.
                 pieces = _message(call, memoryview(cloudpickle.dumps(said)), [])
             except Exception:
                 pieces = encode(call, (False, TypeError(f"cannot be sent: {plain}")))
@@ -306,7 +307,7 @@ class Listener:
     """A socket for processes of this machine.
 
     Args:
-        answer: called with each value that they send.
+        answer: coroutine function that gets each value that frontends send, and returns the answer.
     """
 
     def __init__(self, answer: Callable[[Any], Awaitable[Any]]) -> None:
@@ -363,8 +364,9 @@ class Connections:
     """A frontend's connections, by worker.
 
     Args:
-        address_of: asks a worker of a kind for its address; raises if there is no answer.
-        spawn: runs a coroutine as a task.
+        address_of: function that asks a worker of a kind for its address. It raises if there is no
+            answer.
+        spawn: function that runs a coroutine as a task.
     """
 
     def __init__(
@@ -381,7 +383,8 @@ class Connections:
         ] = {}  # earliest next attempt, by worker without a connection
 
     def to(self, kind: str, worker: str) -> Connection | None:
-        """An open connection; without one, it begins to connect."""
+        """Return an open connection to a worker. If there is none, return None and begin to
+        connect."""
         connection = self._open.get(worker)
         if connection is not None:
             if connection.is_open:

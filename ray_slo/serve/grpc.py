@@ -34,9 +34,9 @@ from ray_slo.serve.ray_private.grpc_server import Handle, on_failure, through
 
 SERVICER = "ray_slo.serve.grpc:add_inference_to_server"
 ERROR_METADATA = "x-slo-error"
-PUSHBACK_METADATA = "grpc-retry-pushback-ms"  # gRPC's form of Retry-After
+PUSHBACK_METADATA = "grpc-retry-pushback-ms"  # the equivalent of Retry-After in gRPC
 
-# Bytes: clients accept 8 KB of trailing metadata, in which a byte may be written as six.
+# In bytes. Clients accept 8 KB of trailing metadata, and a byte may need six bytes there.
 _MAX_MESSAGE = 600
 _MAX_BODY = 4096
 MESSAGE_OVERHEAD = 4096  # bytes of a message, in addition to the item
@@ -67,9 +67,9 @@ class InferenceStub:
 
 
 def reported(error: Any) -> dict[str, Any]:
-    """The reason of a failed call's `grpc.RpcError`: the body of HTTP's answer.
-
-    Empty if the application did not answer, for example if the client's deadline passed first.
+    """Return the reason of a failed call from its `grpc.RpcError`. It is the body that HTTP would
+    answer with. It is empty if the application did not answer, for example if the client's deadline
+    passed first.
     """
     said = dict(error.trailing_metadata() or ()).get(ERROR_METADATA)
     return {} if said is None else dict(json.loads(said))
@@ -79,7 +79,7 @@ def reported(error: Any) -> dict[str, Any]:
 
 
 def with_deadlines(add_to_server: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    """A servicer function whose calls pass their deadline to the application.
+    """Return a servicer function whose calls pass their deadline to the application.
 
     Args:
         add_to_server: the function that protoc makes for a service, `add_…Servicer_to_server`.
@@ -125,7 +125,7 @@ def add_inference_to_server(servicer: Any, server: Any) -> None:
 
 
 def reply_of(answer: Answer) -> Any:
-    """The `InferReply` of an answer.
+    """Return the `InferReply` of an answer.
 
     Raises:
         TypeError: the result is not bytes, JSON, or an HTTP response held in memory.

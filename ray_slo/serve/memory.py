@@ -1,7 +1,7 @@
-"""Memory of a process: counts it, and returns free memory to the system.
+"""Returns free memory of a process to the system, and counts the memory.
 
 glibc keeps freed memory that lies between memory in use. After thousands of requests at once, this
-is hundreds of megabytes.
+can be hundreds of megabytes.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _LOOK_S = 10.0
 _GROWN, _GROWN_MB = (
     1.1,
     16.0,
-)  # growth since the last time (factor, MB) from which a try is worth it
+)  # growth since the last time (factor, MB) from which an attempt is useful
 
 
 class Trim:
-    """Trims when this process has grown since the last time.
+    """Returns free memory when this process has grown since the last time.
 
     Args:
-        trim: see `trimmer`.
-        resident: MB.
+        trim: function that returns free memory, from `trimmer`.
+        resident: function that returns the resident memory, in MB.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Trim:
         self._kept_mb = resident()
 
     def look(self) -> bool:
-        """Trim if it is time; whether it did."""
+        """Return free memory if this is useful. Return whether it was."""
         now_mb = self._resident()
         self._kept_mb = min(self._kept_mb, now_mb)
         if not now_mb > max(_GROWN * self._kept_mb, self._kept_mb + _GROWN_MB):
@@ -50,7 +50,7 @@ _started = threading.Lock()
 
 
 def give_back() -> None:
-    """Make this process return memory from now on, in a thread of its own; call it once."""
+    """Make this process return free memory from now on, in a separate thread. Call this once."""
     trim = trimmer()
     if trim is None or not _started.acquire(blocking=False):
         return
@@ -65,11 +65,11 @@ def give_back() -> None:
 
 
 def vitals(**tables: int) -> dict[str, int]:
-    """Sizes in a process, so that a soak test can see growth: its id, asyncio tasks of the running
-    loop, and memory blocks that Python has allocated.
+    """Return sizes in a process, so that a soak test can see growth: the process's ID, the number
+    of asyncio tasks of the running loop, and the number of memory blocks of Python.
 
     Args:
-        tables: lengths of the caller's own tables; all are 0 if there is nothing to do.
+        tables: lengths of the caller's tables. All are 0 when there is nothing to do.
     """
     return {
         "pid": os.getpid(),

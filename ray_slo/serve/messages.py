@@ -19,8 +19,8 @@ from ray_slo.core.requests import BatchStatus, Upstream
 class Submit(NamedTuple):
     """Frontend → scheduler: a request whose result must be back in `budget_s` seconds.
 
-    `trace`: context of the span in which it waits, if it is traced. `task`: task of the tree that
-    the client asked for; empty: the task has the model's name.
+    `trace` is the context of the span in which it waits, if it is traced. `task` is the task of the
+    tree that the client asked for. If it is empty, the task has the model's name.
     """
 
     request_id: int
@@ -33,8 +33,8 @@ class Submit(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """Frontend → scheduler: the client no longer waits for the request; ignored if it was
-    granted."""
+    """Frontend → scheduler: the client no longer waits for the request. This is ignored if the
+    request was granted."""
 
     request_id: int
 
@@ -61,10 +61,10 @@ class Capacity(NamedTuple):
     """Scheduler → frontend: the capacity for a model.
 
     Attributes:
-        rate: requests/s that its workers could serve if there were no other model: in the largest
-            batches within the SLO, with the fastest variant.
-        workers: ids of its workers.
-        expected: the policy's prediction for its requests; None if it makes none.
+        rate: requests per second that the model's workers could serve if there were no other model.
+            This is with the fastest variant, in the largest batches within the SLO.
+        workers: ids of the model's workers.
+        expected: the policy's prediction for the model's requests. None if it makes none.
     """
 
     rate: float
@@ -77,9 +77,9 @@ _LONGEST_WAIT_S = 1.0
 
 
 class Grant(NamedTuple):
-    """Scheduler → frontend: send these payloads to that worker, now, in one call.
+    """Scheduler → frontend: send these payloads to that worker now, in one call.
 
-    `piece` of `num_pieces`: a batch may hold requests of several frontends.
+    A batch may have requests of several frontends. This is piece number `piece` of `num_pieces`.
     """
 
     batch_id: str
@@ -97,10 +97,10 @@ class Grant(NamedTuple):
 
     @property
     def start_by_s(self) -> float:
-        """Time after which the worker starts without the missing pieces, seconds; their frontend
+        """Time after which the worker starts without the missing pieces, in seconds. Their frontend
         may have died. It is a share of the slack; the rest is for late pieces, which are submitted
-        again. It is at most a second, because the worker waits idle, and requests may have a
-        day."""
+        again. It is at most one second, because the worker is idle meanwhile, and the slack may be
+        a day."""
         return self.start_in_s + min(_WAIT_SHARE * max(self.slack_s, 0.0), _LONGEST_WAIT_S)
 
 
@@ -128,8 +128,8 @@ class Piece:
     """Frontend → worker: one frontend's share of a batch, with payloads.
 
     The batch starts at most `start_by_s` seconds after receipt, without pieces still missing then.
-    `traces`: contexts of the traced requests. `late_in_s` seconds after receipt, the first deadline
-    of the batch has passed; requests that could not run until then for lack of memory are returned.
+    `traces` are contexts of the traced requests. The first deadline of the batch is `late_in_s`
+    seconds after receipt. Requests that could not run until then for lack of memory are returned.
     """
 
     batch_id: str
@@ -147,9 +147,9 @@ class BatchReport:
     """Worker → scheduler: a batch is over. A frontend passes it on if the scheduler runs there.
 
     Attributes:
-        held_s: time from the receipt of its first piece to the end, seconds.
-        exec_s: time of the user's method, seconds.
-        measured: (batch size, seconds) of every run of the user's method; empty on failure.
+        held_s: time from the receipt of the batch's first piece to its end, in seconds.
+        exec_s: time of the user's method, in seconds.
+        measured: batch size and seconds of every run of the user's method. Empty after a failure.
     """
 
     batch_id: str
@@ -223,12 +223,12 @@ class WorkerMemory(NamedTuple):
     """Memory of a worker's variants, for people.
 
     Attributes:
-        device: the memory that they share: "host" or "gpu".
-        room_mb: memory that they may use together, MB; None if unknown.
-        variants: by variant: MB after loading it, additional MB at its largest batch so far, and
-            the size of that batch.
-        largest: largest batch of variants that ran out of memory with a larger one.
-        left_out: reasons why variants were not loaded for lack of room.
+        device: the memory that the variants share: "host" or "gpu".
+        room_mb: memory that they may use together, in MB. None if it is unknown.
+        variants: figures of each variant: MB after loading it, additional MB at its largest batch
+            so far, and the size of that batch.
+        largest: largest possible batch of each variant that ran out of memory with a larger one.
+        left_out: reasons why variants were not loaded for lack of memory.
     """
 
     device: str = "host"
@@ -256,13 +256,13 @@ class Heartbeat:
     """Worker → scheduler: the worker is alive; this is what it can do.
 
     Attributes:
-        profiles: current estimate per loaded variant.
-        batches: ids of the batches that it holds, running or waiting.
-        preempt_delay_s: time from a preemption until it is free, by its preemption profiles,
-            seconds.
-        assigned: what the planner assigns to it, by keys of `profiles`; empty without a plan.
-        node: Ray's id of its node.
-        memory: memory of its variants.
+        profiles: current profile of each loaded variant.
+        batches: ids of the batches that the worker has, running or waiting.
+        preempt_delay_s: time from a preemption until the worker is free, in seconds, from its
+            preemption profiles.
+        assigned: the planner's assignments, by keys of `profiles`. Empty without a plan.
+        node: Ray's ID of the worker's node.
+        memory: memory of the worker's variants.
     """
 
     worker: str

@@ -1,12 +1,15 @@
-"""Notes that survive a process, and say which request may have ended it.
+"""Notes that survive a process. They tell which request may have ended it.
 
 A process that calls `os._exit`, or crashes, cannot report anything afterwards. So it writes notes
-beforehand, into files in memory that survive it. A frontend writes which requests' hooks it runs.
-Before a request of a dead frontend is sent again, these notes are read (`is_suspect`). A worker
-writes that it ends itself, at that moment (`note_own_end`). Frontends read this before they send
-its requests to another worker (`ended_itself`). A worker that is killed writes nothing. The files
-are visible only on the same machine. If they cannot be written or read, the process continues
-without them, and there are no suspects.
+before, into files in memory that survive it.
+
+* A frontend notes the requests whose hooks it runs. These notes are read before a request of a dead
+  frontend is sent again (`is_suspect`).
+* A worker writes a note when it ends itself (`note_own_end`). Frontends read it before they send
+  the worker's requests to another one (`ended_itself`). A worker that is killed writes nothing.
+
+The files are visible only on the same machine. If they cannot be written or read, the process
+continues without them, and there are no suspects.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ ATTEMPT: ContextVar[str] = ContextVar("ray_slo_attempt_id", default="")
 
 _SLOTS, _BYTES = 1024, 16
 _ENDED = "ended"
-_KEPT = 16  # files of processes that are gone
+_KEPT = 16  # number of files of ended processes that are kept
 
 
 def new_attempt() -> str:
@@ -52,7 +55,7 @@ class Marks:
     """A file of this process with the requests whose hooks it runs.
 
     Args:
-        folder: where the file is; default: one of this user's, in memory.
+        folder: folder of the file. The default is a folder of this user, in memory.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -64,8 +67,8 @@ class Marks:
             path = folder / f"{os.getpid()}-{uuid4().hex}"
             with path.open("xb+") as file:
                 self._path = path
-                # Write zeros and leave no hole: if a full disk cannot fill a hole, the process ends
-                # (SIGBUS).
+                # Write zeros, so that the file has no hole. If the disk is full when a hole must be
+                # filled, the process ends (SIGBUS).
                 file.write(bytes(_SLOTS * _BYTES))
                 file.flush()
                 self._memory = mmap.mmap(file.fileno(), _SLOTS * _BYTES)
@@ -97,7 +100,7 @@ class Marks:
 
 
 def is_suspect(attempt: str, folder: Path | None = None) -> bool:
-    """Whether a hook ran for this attempt of a request when its process ended."""
+    """Return whether a hook ran for this attempt of a request when its process ended."""
     mark = _bytes(attempt)
     if mark is None:
         return False
@@ -149,7 +152,8 @@ def note_own_end(name: str, folder: Path | None = None) -> None:
 
 
 def ended_itself(name: str, folder: Path | None = None) -> str:
-    """The note that a worker wrote when it ended itself; empty if there is none here."""
+    """Return the note that a worker wrote when it ended itself. It is empty if there is none on
+    this machine."""
     with contextlib.suppress(OSError):
         for path in (folder or _folder()).glob(f"*-{_ENDED}-{name}"):
             with contextlib.suppress(OSError):
@@ -162,7 +166,7 @@ def _warn(error: OSError) -> None:
 
 
 def _bytes(attempt: str) -> bytes | None:
-    """The bytes of an attempt; None if it is not one of ours."""
+    """Return the bytes of an attempt. None if ray-slo did not make it."""
     try:
         mark = bytes.fromhex(attempt)
     except ValueError:
@@ -171,7 +175,7 @@ def _bytes(attempt: str) -> bytes | None:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove the files of processes that are gone, except the latest ones."""
+    """Remove the files of ended processes, except the latest ones."""
     gone = []
     for path in folder.iterdir():
         with contextlib.suppress(OSError, ValueError):

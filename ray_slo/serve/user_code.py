@@ -1,9 +1,9 @@
-"""Runs user code: every exception ends only the call.
+"""Calls of user code. Every exception ends only the call.
 
 Most of a server's code protects itself with `except Exception`. This does not catch a Rust panic in
 a tokenizer, or a user's class derived from `BaseException`. `SystemExit` ends an event loop,
-`StopIteration` cannot pass through a future, and a `CancelledError` looks like our own. Here all of
-them become a `RuntimeError` with the original name.
+`StopIteration` cannot pass through a future, and a `CancelledError` looks like one of the server.
+Here all of them become a `RuntimeError` with the original name.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ _SLOW_S = 0.005  # a call that runs longer does not delay the calls behind it
 
 
 def as_exception(error: BaseException) -> Exception:
-    """The error itself, or a `RuntimeError` with its name and message if `except Exception` would
-    not catch it or a future cannot carry it."""
+    """Return the error itself. If `except Exception` would not catch it, or a future cannot have
+    it, return a `RuntimeError` with its name and message."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
         return error
     return RuntimeError(in_words(error))
 
 
 def in_words(error: BaseException) -> str:
-    """Name and message of an error; its class may be the user's."""
+    """Return the name and the message of an error. The class may be the user's, so `str` may
+    fail."""
     name = type(error).__name__
     try:
         return f"{name}: {error}"
@@ -49,7 +50,7 @@ def in_words(error: BaseException) -> str:
 
 
 def sendable(error: Exception) -> Exception:
-    """The error itself, or one with the same text that can be pickled."""
+    """Return the error itself. If it cannot be pickled, return one with the same text."""
     try:
         cloudpickle.loads(cloudpickle.dumps(error))
     except BaseException:
@@ -62,13 +63,13 @@ def call(
     *values: Any,
     scope: AbstractContextManager[None] | None = None,
 ) -> Any:
-    """`function(*values)`.
+    """Return `function(*values)`.
 
     Args:
         scope: context manager around the call.
 
     Raises:
-        Exception: what it raised (`as_exception`).
+        Exception: the error that it raised (`as_exception`).
         Preempted: its batch was stopped.
     """
     try:
@@ -87,11 +88,11 @@ async def call_async(
     *values: Any,
     scope: AbstractContextManager[None] | None = None,
 ) -> Any:
-    """`await function(*values)`, in a task of its own: if it cancels itself or exits, the caller's
-    task continues. If the caller is cancelled, so is the task.
+    """Return `await function(*values)`. It runs in a separate task: if it cancels itself or exits,
+    the caller's task continues. If the caller is cancelled, the task is cancelled too.
 
     Raises:
-        Exception: what it raised (`as_exception`).
+        Exception: the error that it raised (`as_exception`).
         Preempted: its batch was stopped.
     """
     task = asyncio.ensure_future(_guarded(function, values, scope))
@@ -121,13 +122,17 @@ async def _guarded(
 
 
 def heard(task: asyncio.Future[Any]) -> None:
-    """Read the error of a task: asyncio logs errors that are never read."""
+    """Read the error of a task, because asyncio logs errors that are never read."""
     if not task.cancelled():
         task.exception()
 
 
 def check_results(results: Any, expected: int, method: str, model: str) -> None:
-    """Raises BatchResultError unless a batch method returned one result per item, in order."""
+    """Check that a batch method returned a list with one result per item.
+
+    Raises:
+        BatchResultError: it did not.
+    """
     try:
         unordered = isinstance(results, str | bytes | dict | set | frozenset)
         count = -1 if unordered else len(results)
@@ -259,7 +264,11 @@ class HookThreads:
                 future.set_exception(error)
 
     def check(self) -> None:
-        """Raises RuntimeError if half of the threads are in calls that seem to hang."""
+        """Check the running calls.
+
+        Raises:
+            RuntimeError: half of the threads are in calls that seem to hang.
+        """
         since = time.monotonic() - _STUCK_S
         stuck = sum(began < since for began in list(self._began.values()))
         if 2 * stuck >= self._threads:
@@ -270,10 +279,11 @@ class HookThreads:
 
 
 class Hook:
-    """A user's pre- or postprocessing, `join` or `size`: in a thread, or awaited if it is async.
+    """A user's `preprocess`, `postprocess`, `join` or `size`. It runs in a thread, or is awaited if
+    it is async.
 
     Raises:
-        Exception: what it raised (`as_exception`).
+        Exception: the error that it raised (`as_exception`).
     """
 
     def __init__(self, function: Callable[..., Any], threads: HookThreads) -> None:

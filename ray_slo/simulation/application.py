@@ -8,7 +8,7 @@ It adds three things to the host of `engine`:
   drops one of them, the others are cancelled.
 * *The planner runs.* Its brain is the live planner's. It gets counts, decides when to plan, and
   gives orders to workers (`planner_host`). A plan takes effect `solve_s` after its start.
-* *Workers take time*: to start (`start_s`), and to load a variant (`load_s`).
+* *Workers take time* to start (`start_s`), and to load a variant (`load_s`).
 
 The number of workers of a kind follows the brain's target at once. New workers start; workers that
 the brain does not need finish their batches and stop. A worker with new orders serves its old
@@ -107,7 +107,7 @@ def simulate_application(
             `ray-slo replay` read them like live ones.
 
     Raises:
-        ValueError: bad arguments.
+        ValueError: an argument is not valid.
         PolicyError: the policy broke its contract.
     """
     timing = Timing(interval_s, check_s, solve_s, load_s, start_s, make_before_break)
@@ -167,7 +167,7 @@ def simulate_application(
 
 
 def cluster_of(problem: auto.Problem, models: Sequence[auto.Model]) -> Cluster:
-    """Models for a policy. The SLO of each is the shortest among the trees that use it."""
+    """Return the models for a policy. The SLO of each is the shortest of the trees that use it."""
     slos: dict[str, float] = {}
     for tree in problem.trees:
         for name in tree.models:
@@ -180,10 +180,10 @@ def cluster_of(problem: auto.Problem, models: Sequence[auto.Model]) -> Cluster:
 
 
 def check_streams(named: Iterable[str], streams: Sequence[str]) -> None:
-    """Refuse workloads for unknown streams.
+    """Check that workloads are for known streams.
 
     Raises:
-        ValueError: names one.
+        ValueError: a stream is unknown. The message names it.
     """
     for unknown in [name for name in named if name not in streams][:1]:
         raise Misplaced(
@@ -198,7 +198,8 @@ def _clients(
     duration_s: float | None,
     rng: np.random.Generator,
 ) -> tuple[Requests, float]:
-    """The requests of clients in all streams, and for how long they arrive."""
+    """Return the requests of clients in all streams, and the time for which they arrive, in
+    seconds."""
     streams = list(problem.streams)
     check_streams(workloads, streams)
     if not workloads:
@@ -227,7 +228,7 @@ def _clients(
 def _first_demand(
     problem: auto.Problem, clients: Requests, first_s: float
 ) -> dict[str, auto.Demand]:
-    """The expected demand, or that of the first interval."""
+    """Return the demand of the first plan: the problem's, or that of the first interval."""
     early = clients.model[: np.searchsorted(clients.arrival, first_s)]
     counts = np.bincount(early, minlength=len(clients.models)) / first_s
     begins = dict(zip(clients.models, counts.tolist(), strict=True))
@@ -264,7 +265,7 @@ def _brain(
 
 
 def _check_sizes(clients: Requests, problem: auto.Problem, policy: Policy) -> None:
-    """Refuse policies that ignore sizes, and requests that no worker can ever serve."""
+    """Check that the policy takes account of sizes, and that some worker can serve each request."""
     if isinstance(policy, Grouped):
         for one in policy.policies.values():
             _check_sizes(clients, problem, unwrapped(one))
@@ -287,7 +288,7 @@ def _check_sizes(clients: Requests, problem: auto.Problem, policy: Policy) -> No
 
 
 def _first_workers(problem: auto.Problem) -> Mapping[str, int]:
-    """The first plan's number of workers: that plan is in force at time 0."""
+    """Return the number of workers of the first plan, which is in force at time 0, by kind."""
     made = auto.plan(problem)
     return (made.best_effort if isinstance(made, Infeasible) else made).workers
 
@@ -295,7 +296,8 @@ def _first_workers(problem: auto.Problem) -> Mapping[str, int]:
 def _policy(
     problem: auto.Problem, policy: Policies, kwargs: Mapping[str, Any], log: RunLog | None
 ) -> Policy:
-    """One policy for the application, or one for each group of workers; with a log, if wanted."""
+    """Return the policy of the application. With groups of workers, it has one policy for each. If
+    there is a log, the policy writes to it."""
     variants = {model.name: len(model.variants) for model in problem.models}
 
     def make(group: str = "") -> Policy:
@@ -319,7 +321,7 @@ def _policy(
 
 
 def _assigns(policy: Policy, problem: auto.Problem) -> bool:
-    """Whether the policy follows the plan's assignment of variants to workers."""
+    """Return whether the policy follows the plan's assignment of variants to workers."""
     if isinstance(policy, Grouped):
         return any(_assigns(one, problem) for one in policy.policies.values())
     if getattr(policy, "for_pipelines", False):
@@ -328,7 +330,11 @@ def _assigns(policy: Policy, problem: auto.Problem) -> bool:
 
 
 def _fits(problem: auto.Problem) -> dict[str, list[str]]:
-    """Variants of each kind, all of them on every worker."""
+    """Return the variants that every worker of a kind has loaded: all of them.
+
+    Raises:
+        ValueError: they do not fit into the memory of a worker.
+    """
     fits: dict[str, list[str]] = {}
     for kind in problem.kinds:
         variants = [v for v in problem.variant.values() if kind.name in v.profiles]

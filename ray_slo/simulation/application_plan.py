@@ -27,7 +27,7 @@ from ray_slo.simulation.application_spec import ApplicationSpec
 from ray_slo.simulation.arrivals import Trace
 from ray_slo.simulation.workloads import Requests, Workload
 
-_MEASURED_S = 130.0  # of arrivals that go on for ever: all that `Burstiness` keeps
+_MEASURED_S = 130.0  # time of arrivals that never end; `Burstiness` keeps no longer time
 _REPORT_S = 0.5
 _DRAWS = 9
 
@@ -37,9 +37,9 @@ class ApplicationPlan:
     """A plan, and its problem.
 
     Attributes:
-        problem: with the demand of every stream that has a workload.
-        plan: to carry out.
-        shortfall: what it does not serve, and why; None if it serves everything.
+        problem: the problem, with the demand of every stream that has a workload.
+        plan: the plan to carry out.
+        shortfall: what the plan does not serve, and why. None if it serves everything.
         expected: predictions for clients' requests, by root.
     """
 
@@ -50,9 +50,9 @@ class ApplicationPlan:
 
     @property
     def assignments(self) -> list[dict[str, Any]]:
-        """What workers serve; workers with the same work are one entry: `task` (a model),
-        `variant`, `kind`, `batch_size`, `workers`, `load` in requests per second, `share` of the
-        model's load."""
+        """What workers serve. Workers with the same work are one entry with these fields: `task` (a
+        model), `variant`, `kind`, `batch_size`, `workers` (their number), `load` in requests per
+        second, and `share` of the model's load."""
         model_of = {v.name: m.name for m in self.problem.models for v in m.variants}
         rows = assignments(self.plan.slots, model_of)
         total: dict[str, float] = {}
@@ -61,7 +61,7 @@ class ApplicationPlan:
         return [row | {"share": row["load"] / (total[row["task"]] or 1.0)} for row in rows]
 
     def to_json(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Return the plan as JSON data."""
         plan = self.plan
         return {
             "demand": {stream: asdict(of) for stream, of in self.problem.demand.items()},

@@ -1,5 +1,5 @@
-"""The results of a run of an application: by stream, by kind of worker, and beside the plan's
-predictions."""
+"""The results of a run of an application: by stream, by kind of worker, and compared with the
+plan's predictions."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class ApplicationReport(PipelineReport):
     """A `PipelineReport` over all streams, with the figures of each stream.
 
     Args:
-        meta: also streams, and prices: of a worker-hour, by kind.
-        frames: also stream.
+        meta: as in `PipelineReport`, with streams, and with the price of a worker-hour by kind.
+        frames: as in `PipelineReport`, with the column stream.
     """
 
     @cached_property

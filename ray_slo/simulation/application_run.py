@@ -1,4 +1,5 @@
-"""A run of an application: requests make requests, and a planner's brain says what workers do."""
+"""A run of an application: requests make further requests, and a planner's brain gives orders to
+the workers."""
 
 from __future__ import annotations
 
@@ -31,20 +32,21 @@ Listener = Callable[[float, float, Mapping[str, int]], None]
 
 @dataclass(frozen=True)
 class Shape:
-    """An application as its policy is told of it, and as it is.
+    """An application: what its policy knows of it, and what it really is.
 
     Attributes:
-        trees: what clients ask for.
-        told: models as the policy is told of them; without workers, unless these are there all the
-            time as they are, and no planner is.
-        real: models as they are.
-        kinds: the largest number of workers, by kind; empty with workers in `told`.
-        communication_s: on the way to every task.
-        samplers: by task and variant: child tasks, and what draws the number of their requests.
-        noise: factors on the execution time; None for exactly 1.
+        trees: the models and pipelines that clients may ask for.
+        told: the models as the policy knows them. It has workers only if there is no planner; these
+            run all the time.
+        real: the models as they really are.
+        kinds: the largest number of workers, by kind. Empty if `told` has workers.
+        communication_s: delay of a request on the way to a task, in seconds.
+        samplers: child tasks by task and variant, with functions that draw the numbers of their
+            requests.
+        noise: factors of the execution time. None: always 1.
         fits: variants that a worker of a kind may have loaded.
-        preempt_delay_s: from a `Preempt` until the batch stops.
-        first: workers that the first plan is for, by kind; None: all that there may be.
+        preempt_delay_s: time from a `Preempt` until the batch stops, in seconds.
+        first: number of workers that the first plan is for, by kind. None: the largest number.
     """
 
     trees: tuple[Tree, ...]
@@ -60,17 +62,17 @@ class Shape:
 
 
 class ApplicationRun(Run):
-    """One policy, and a brain if there is a planner, from the first request until nothing is left.
+    """A run of one policy, and of a brain if there is a planner. It lasts until no request is left.
 
     Args:
-        clients: their requests; each of its `models` is a stream.
-        host: of the brain; None: every worker is there, with all variants that it can run.
+        clients: requests of clients. Each of its `models` is a stream.
+        host: host of the brain. None: all workers run, with all variants that they can run.
         duration_s: requests arrive before this time. Later the brain plans only for open frames.
-        learns: the brain hears how many requests are made.
-        listener: told (now, over_s, requests by task) of what arrived at each task.
-        row_of: what the report says of an answer of the brain's solver.
-        profiles: the brain hears them as measured, by variant and kind.
-        tells_sizes: the policy and the brain hear of the requests' sizes.
+        learns: whether the brain gets the numbers of requests that requests make.
+        listener: called with (now, over_s, requests by task) about the arrivals at each task.
+        row_of: function from an answer of the brain's solver to its row in the report.
+        profiles: measured profiles that the brain gets, by variant and kind.
+        tells_sizes: whether the policy and the brain know the sizes of requests.
     """
 
     def __init__(
@@ -102,23 +104,23 @@ class ApplicationRun(Run):
         self._tree_of = [trees[root_and_class(stream)[0]] for stream in clients.models]
         self._root_of = [self._code[shape.trees[i].root] for i in self._tree_of]
         self._last_deadline, self._duration_s = clients.deadline.max(initial=0.0), duration_s
-        self.rows: list[dict[str, Any]] = []  # of the report, one per question
+        self.rows: list[dict[str, Any]] = []  # rows of the report, one per question to the planner
         roots = [self.tasks[code] for code in self._root_of]
         models = [self.model_of_task[code] for code in self._root_of]
         self.tally = Tally(clients, roots, models, self.tasks)
 
-        # Of requests, by id: clients' first, then those made. What is in flight, by frame.
+        # Columns of requests by id; clients' come first. `live`: those in flight, by frame.
         n = len(clients)
         self.frame_of = array("q", range(n))
         self.task_of = array("q", np.array(self._root_of, dtype=np.int64)[clients.model].tolist())
-        self.path_of = array("q", [0]) * n  # before its own variant
+        self.path_of = array("q", [0]) * n  # path before the request's own variant
         self.parent_of = array("q", [-1]) * n
         self.arrival_of = array("d", (clients.arrival + shape.communication_s).tolist())
         self.live: dict[int, dict[int, Request]] = {}
         self.dying: list[int] = []
         self.paths: dict[tuple[str, ...], int] = {(): 0}
         self.longer: dict[tuple[int, str], int] = {}
-        # Of frames.
+        # Columns of frames.
         self.ended, self.dead = np.full(n, np.nan), bytearray(n)
         self.leaf_frame, self.leaf_path = array("q"), array("q")
 
@@ -143,7 +145,7 @@ class ApplicationRun(Run):
             self._next_look()
 
     def _submitted(self) -> Requests:
-        """What the policy hears of clients: models and tasks in place of streams."""
+        """Return the clients' requests for the policy, with models and tasks instead of streams."""
         clients = self.clients
         code = np.array(self._root_of, dtype=np.int64)[clients.model]
         models = list(dict.fromkeys(self.model_of_task))
@@ -187,7 +189,7 @@ class ApplicationRun(Run):
     def _make_of(
         self, code: int, requests: list[Request], worker: str, variant: str, born: list[Request]
     ) -> None:
-        """What requests of one task make joins `born`."""
+        """Add the requests that the requests of one task make to `born`."""
         samplers = self.shape.samplers[self.tasks[code], variant]
         made = [(self._code[child], child, draw(len(requests))) for child, draw in samplers]
         if self._learns:
@@ -201,7 +203,7 @@ class ApplicationRun(Run):
                 continue
             path = self._longer(path_of[r.id], variant)
             live = self.live.get(frame)
-            if live is None:  # the root
+            if live is None:  # a request at the root
                 live = self.live[frame] = {}
             else:
                 live.pop(r.id, None)
@@ -250,7 +252,7 @@ class ApplicationRun(Run):
                 self.dead[frame] = 1
                 self.ended[frame] = self.now
                 self.tally.close(frame)
-                if not self.dying:  # after all that the policy has decided now
+                if not self.dying:  # cancel after all actions of the present decision
                     self.at(self.now, Event.CANCEL, self._cancel)
                 self.dying.append(frame)
 
@@ -270,7 +272,7 @@ class ApplicationRun(Run):
     # -- the planner -------------------------------------------------------------------------
 
     def _first_plan(self) -> list[Worker]:
-        """Ask those of `first` for a plan that is in place at time 0; what workers are."""
+        """Make the plan that is in force at time 0, for the workers `first`. Return the workers."""
         assert self.host is not None
         seen = self._told(self.fleet.at_first(self.shape.first))
         asked = self._ask(0.0, self.host.due(0.0, seen), seen)
@@ -282,7 +284,7 @@ class ApplicationRun(Run):
         return workers
 
     def _told(self, seen: Seen) -> Seen:
-        """The same, with profiles, and with what frontends say of groups."""
+        """Return the reports with profiles, and with the frontend's report about groups."""
         if self._profiles:
             seen = replace(seen, profiles=self._profiles)
         if self._grouped is None:
@@ -290,10 +292,10 @@ class ApplicationRun(Run):
         return replace(seen, frontends={"clients": self._grouped.says})
 
     def _next_look(self) -> None:
-        """Schedule the next due plan or look at demand, while somebody may need its effect."""
+        """Schedule the next plan or look at the demand, while a request may need it."""
         assert self.host is not None
         at = self.now + self.timing.check_s
-        if self.host.due_at > self.now + 1e-9:  # else it is due when the last one is solved
+        if self.host.due_at > self.now + 1e-9:  # otherwise it is due when the last plan is solved
             at = min(at, self.host.due_at)
         if at <= self._last_deadline and (self.tally.open or at <= self._duration_s):
             self.at(at, Event.LOOK, self._look)
@@ -309,7 +311,7 @@ class ApplicationRun(Run):
             asked = self._ask(self.now, trigger, seen)
             applied_at = self.now + self.timing.solve_s
             self.at(applied_at, Event.APPLY, self._apply, asked, self.rows[-1])
-        elif self._grouped is not None:  # a group may have no requests left of what it gives away
+        elif self._grouped is not None:  # a group may have no more requests of a moved model
             self._follow()
         self._next_look()
 
@@ -342,20 +344,20 @@ class ApplicationRun(Run):
         self.host.note(now, asked, verdict, self.fleet.variants)
 
     def _follow(self) -> None:
-        """Workers do what the brain wants of them as they are now."""
+        """Give workers the brain's orders for the present state, until nothing changes."""
         if self.host is None:
             return
         brain = self.host.brain
         for kind, most in self.shape.kinds.items():
             target = brain.target(kind)
             self.fleet.grow(kind, most if target is None else target)
-        for _ in self.tasks:  # what one does lets another go on
+        for _ in self.tasks:  # a step of one worker may allow a step of another
             seen = self._told(self.fleet.seen())
             news = self.fleet.follow(brain.wanted(self.now, seen, hopeless=False))
             self._route()
             if not news:
                 break
-        for kind, most in self.shape.kinds.items():  # whose workers may have let others go
+        for kind, most in self.shape.kinds.items():  # these steps may allow workers to stop
             target = brain.target(kind)
             self.fleet.shrink(kind, most if target is None else target)
 
@@ -368,7 +370,7 @@ class ApplicationRun(Run):
     # -- results -----------------------------------------------------------------------------
 
     def results(self, meta: dict[str, Any]) -> dict[str, Any]:
-        """Arguments of a report. Raises PolicyError as `report` does."""
+        """Return the arguments of a report. Raises PolicyError if a request was answered twice."""
         policy = self.policy.policy if isinstance(self.policy, Recording) else self.policy
         leaf = np.array([self._accuracies(i) for i in range(len(self.shape.trees))])
         frames = np.array(self.leaf_frame, dtype=np.int64)
@@ -405,7 +407,7 @@ class ApplicationRun(Run):
         }
 
     def _accuracies(self, tree: int) -> list[float]:
-        """End-to-end accuracy in a tree, percent, of every path."""
+        """Return the end-to-end accuracy of every path in a tree, in percent."""
         known = self.shape.trees[tree].path_accuracies
         of = {v.name: v.accuracy or 0.0 for v in self.shape.told.variants.values()}
         return [known.get(p, 100 * math.prod(of[v] / 100 for v in p)) for p in self.paths]

@@ -26,7 +26,7 @@ from ray_slo.core.documents import Strict
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-MAX_REQUESTS = 100_000_000  # in a run; their arrivals alone are 2 GB
+MAX_REQUESTS = 100_000_000  # largest number of requests in a run; their arrivals need 2 GB
 
 
 class Spec(Strict):
@@ -57,7 +57,7 @@ def _at_rates(
     """Arrivals in [0, duration_s) at rates[i] per second between edges[i] and edges[i + 1]."""
     served = np.concatenate([[0.0], np.cumsum(rates * np.diff(edges))])
     units = _renewal(float(np.interp(duration_s, edges, served)), shape, rng)
-    # The interval in which each falls; "right" skips those whose rate is 0.
+    # The interval of each arrival. side="right" skips intervals with rate 0.
     i = np.searchsorted(served, units, side="right") - 1
     return np.asarray(edges[i] + (units - served[i]) / rates[i])
 
@@ -314,7 +314,7 @@ class Population(Spec):
             at = rng.random(len(row)) * length
             if self.burst and len(row):
                 ends, bursting = self.burst.edges(len(active), length, rng)
-                # All rows one after the other, each in a range of its own: one sorted search.
+                # Shift each row into a separate range, so that one sorted search does all rows.
                 lanes = 2 * length * np.arange(len(active))
                 flat = (np.minimum(ends, length) + lanes[:, None]).ravel()
                 state = np.searchsorted(flat, at + lanes[row], side="right")
@@ -354,7 +354,11 @@ def at_rate(process: ArrivalProcess, rate: float) -> ArrivalProcess:
 
 
 def check_count(expected: float) -> None:
-    """Raises ValueError for more requests than a run may have."""
+    """Check the expected number of requests of a run.
+
+    Raises:
+        ValueError: it is above `MAX_REQUESTS`.
+    """
     if not expected <= MAX_REQUESTS:
         raise ValueError(
             f"{expected:.3g} requests are more than a run may have ({MAX_REQUESTS:,}): "

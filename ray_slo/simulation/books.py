@@ -20,7 +20,8 @@ class PolicyError(RuntimeError):
 
 
 class Books:
-    """Columns of batches (b_…) with their requests one after the other, and of drops (d_…)."""
+    """Columns of batches (b_…) and of drops (d_…). The requests of all batches are in one
+    sequence."""
 
     def __init__(self) -> None:
         self.b_worker, self.b_variant, self.b_size, self.b_status = (array("q") for _ in range(4))
@@ -30,7 +31,7 @@ class Books:
         self.d_request, self.d_reason, self.d_time = array("q"), array("q"), array("d")
 
     def answers(self, n: int) -> dict[str, NDArray[Any]]:
-        """Columns of `n` requests: their batch, or the reason and time of their drop.
+        """Return columns of `n` requests: their batch, or the reason and time of their drop.
 
         Raises:
             PolicyError: a request was answered twice.
@@ -45,7 +46,7 @@ class Books:
         if answers.max(initial=0) > 1:
             raise PolicyError(f"request {int(answers.argmax())} was answered twice")
         last_batch = np.full(n, -1)
-        last_batch[ids] = batch  # the last of several tries counts
+        last_batch[ids] = batch  # if a request was in several batches, the last one counts
         reason = np.full(n, -1)
         reason[dropped] = np.array(self.d_reason, dtype=np.int64)
         dropped_at = np.full(n, np.nan)
@@ -54,7 +55,7 @@ class Books:
         return {"batch": last_batch, "drop_reason": reason, "dropped_s": dropped_at}
 
     def batches(self) -> dict[str, NDArray[Any]]:
-        """Columns of batches for `Report`."""
+        """Return columns of batches for `Report`."""
         return {
             "worker": np.array(self.b_worker, dtype=np.int64),
             "variant": np.array(self.b_variant, dtype=np.int64),

@@ -1,9 +1,9 @@
 """The discrete-event host of a policy: `Run`, the base of pipelines and replays.
 
-Events are ordered by (time, `Event`, sequence), so a run is a function of its arguments. At one
-instant, all events are fed first: ends of batches, workers that leave or join, then arrivals. Then
-the policy decides once. Arrivals are a sorted stream beside the heap, and batches are columns. So a
-request costs little more than the policy's own work.
+Events are ordered by (time, `Event`, sequence), so a run depends only on its arguments. At one
+instant, the policy first gets all events: ends of batches, workers that leave or join, then
+arrivals. Then it decides once. For speed, arrivals are a sorted stream beside the heap of events,
+and batches are columns. So a request costs little more than the policy's own work.
 """
 
 from __future__ import annotations
@@ -28,27 +28,28 @@ from ray_slo.simulation.workloads import Requests
 
 _CHUNK = 8192
 ASK_EVERY_S = 0.1
-"""Time between the questions to a policy whether it wants a problem solved, seconds; as for live
-policies."""
+"""Time after which a policy is asked again whether it wants a problem solved, in seconds. It is the
+same for live policies."""
 ANSWER_AFTER_S = 0.3
-"""Time from the question until the policy has the answer, seconds: that of a small live problem."""
+"""Time from the question until the policy has the answer, in seconds, as for a small live
+problem."""
 
 
 class Event(IntEnum):
     """Kinds of events, in their order within one instant."""
 
-    END = 0  # of a batch
-    HEARD = 1  # the policy hears that a batch ended
+    END = 0  # a batch ends
+    HEARD = 1  # the policy learns that a batch ended
     PREEMPT = 2
-    WORKER = 3  # leaves or joins
-    MADE = 4  # requests that a pipeline's requests made
+    WORKER = 3  # a worker leaves or joins
+    MADE = 4  # requests arrive that a pipeline's requests made
     CANCEL = 5
     READY = 6  # a worker has loaded its variant
-    LOOK = 7  # at demand, by the planner
-    APPLY = 8  # a plan
-    CLUSTER = 9  # the policy gets the cluster
-    SOLVED = 10  # what the policy wanted, aside
-    WITHDRAW = 11  # a recorded client
+    LOOK = 7  # the planner looks at the demand
+    APPLY = 8  # a plan takes effect
+    CLUSTER = 9  # the policy gets the new cluster
+    SOLVED = 10  # the policy gets the answer to its problem
+    WITHDRAW = 11  # a client withdraws its request, as recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +58,10 @@ class WorkerEvent:
     again.
 
     Attributes:
-        at_s: seconds from the start.
-        worker: a worker of the cluster, by id, or a new `Worker`. A worker whose first event is a
+        at_s: time in seconds from the start.
+        worker: ID of a worker of the cluster, or a new `Worker`. A worker whose first event is a
             join is absent at the start.
+        action: "leave" or "join".
     """
 
     at_s: float
@@ -85,13 +87,13 @@ class Batch:
     def __init__(self, index: int, dispatch: Dispatch, items: int, ready: float) -> None:
         self.index = index
         self.dispatch = dispatch
-        self.items = items  # items in all its requests
-        self.ready = ready  # when the worker has every payload
+        self.items = items  # number of items in all its requests
+        self.ready = ready  # time when the worker has all payloads
         self.start = self.finish = math.inf
 
 
 class Slot:
-    """A worker, with the batch that it runs (or waits for) and the one sent ahead."""
+    """A worker with two batches: the one that it runs or waits for, and one sent ahead."""
 
     __slots__ = ("ahead", "current", "index", "worker")
 
@@ -103,13 +105,18 @@ class Slot:
 
 
 def non_negative(name: str, value: float) -> None:
-    """Refuse an argument that is negative or not finite (ValueError)."""
+    """Check that an argument is at least 0 and finite.
+
+    Raises:
+        ValueError: it is not.
+    """
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"{name} must be at least 0, got {value}")
 
 
 def noise_factors(sigma: float, rng: np.random.Generator) -> Iterator[float] | None:
-    """Factors on the execution time, one per batch in order of start; None for exactly 1."""
+    """Return random factors of the execution time, one per batch in order of their starts. None if
+    all are 1."""
     non_negative("latency_noise", sigma)
     if sigma == 0:
         return None
@@ -122,9 +129,9 @@ def noise_factors(sigma: float, rng: np.random.Generator) -> Iterator[float] | N
 
 
 class Run(Books):
-    """One policy, its workers and requests, from the first event until nothing is left.
+    """A run of one policy with its workers and requests, until no event is left.
 
-    Subclasses put further events on the heap (`at`), and override the life of a batch: `dispatch`,
+    Subclasses schedule further events (`at`), and override the steps of a batch: `dispatch`,
     `start`, `end`, `drop`.
     """
 
@@ -149,7 +156,7 @@ class Run(Books):
         self.now = 0.0
         self.heap: list[tuple[float, Event, int, Callable[..., None], tuple[Any, ...]]] = []
         self.sequence = 0
-        # Every worker of the run, by id; `slots` contains the present ones.
+        # All workers of the run, by id. `slots` contains the present ones.
         self.workers: dict[WorkerId, Worker] = dict(cluster.workers)
         absent = set(absent)
         seen: set[WorkerId] = set()
@@ -179,7 +186,7 @@ class Run(Books):
         # The state of the loop.
         self._stream: Iterator[Request] | None = None
         self._upcoming: Request | None = None
-        self._wake_at = 0.0  # a first look at the cluster
+        self._wake_at = 0.0  # the policy first decides at time 0
         self._ask_at = 0.0 if hasattr(policy, "wanted") else math.inf
 
     # -- events ------------------------------------------------------------------------------
@@ -209,7 +216,7 @@ class Run(Books):
             if now > until or now == math.inf:
                 self._upcoming, self._wake_at = upcoming, wake
                 return
-            if now < self.now:  # the policy wants to be woken in the past
+            if now < self.now:  # the policy gave a wake-up time in the past
                 now = self.now
             stalls = stalls + 1 if now == self.now else 0
             if stalls > 1000:
@@ -242,10 +249,10 @@ class Run(Books):
                 self._solve_aside()
 
     def _solve_aside(self) -> None:
-        """Start the first problem that the policy wants solved; one at a time."""
+        """Solve the first problem that the policy wants solved. Only one is solved at a time."""
         self._ask_at = self.now + ASK_EVERY_S
         if problem := next(iter(self.policy.wanted()), None):  # type: ignore[attr-defined]
-            from ray_slo.simulation.rehearsal import solve  # it runs an engine itself
+            from ray_slo.simulation.rehearsal import solve  # it imports this module
 
             self._ask_at = math.inf
             self.at(self.now + ANSWER_AFTER_S, Event.SOLVED, self._solved, solve(problem))
@@ -281,7 +288,7 @@ class Run(Books):
             self.end(slot, status)
 
     def end(self, slot: Slot, status: BatchStatus) -> None:
-        """A worker's batch ends; the one sent ahead starts."""
+        """End a worker's batch, and start the one sent ahead."""
         batch = slot.current
         assert batch is not None
         if status is BatchStatus.PREEMPTED:
@@ -299,14 +306,14 @@ class Run(Books):
 
     def _tell(self, slot: Slot, batch: Batch, status: BatchStatus) -> None:
         d, worker = batch.dispatch, slot.worker.id
-        if self.slots.get(worker) is slot:  # otherwise the policy knows that it is gone
+        if self.slots.get(worker) is slot:  # otherwise the policy knows that the worker left
             outcome = BatchOutcome(d.batch_id, d.requests, batch.start, batch.finish, status)
             self.policy.batch_finished(self.now, worker, outcome)
         if status is not BatchStatus.FINISHED and (back := self.returned(d.requests)):
             self.policy.requests_arrived(self.now, back)
 
     def returned(self, requests: Sequence[Request]) -> Sequence[Request]:
-        """The requests of an unfinished batch whose clients still wait."""
+        """Return those requests of an unfinished batch whose clients still wait."""
         return requests
 
     def _leave(self, worker: WorkerId) -> None:
@@ -336,7 +343,7 @@ class Run(Books):
         self.become(self.present())
 
     def present(self) -> Cluster:
-        """The cluster with the present workers, in the order of `workers`."""
+        """Return the cluster with the present workers, in the order of `workers`."""
         present = {w: self.slots[w].worker for w in self.workers if w in self.slots}
         return replace(self.cluster, workers=present)
 
@@ -350,7 +357,11 @@ class Run(Books):
     # -- actions -----------------------------------------------------------------------------
 
     def dispatch(self, d: Dispatch) -> None:
-        """Send a batch to a worker. Raises PolicyError if that is impossible."""
+        """Send a batch to a worker.
+
+        Raises:
+            PolicyError: this is impossible.
+        """
         slot, size = self.slots.get(d.worker), len(d.requests)
         if slot is None:
             raise PolicyError(f"batch {d.batch_id} goes to {d.worker!r}, which is not there")
@@ -390,11 +401,11 @@ class Run(Books):
             )
 
     def items(self, requests: Sequence[Request]) -> int:
-        """Number of items in these requests."""
+        """Return the number of items in these requests."""
         return len(requests) if self.requests.size is None else sum([r.size for r in requests])
 
     def start(self, slot: Slot, batch: Batch) -> None:
-        """Start a batch on its worker. Return its execution time, seconds."""
+        """Start a batch on its worker."""
         profile = self.truth.variants[batch.dispatch.variant].profiles[slot.worker.hardware]
         time = profile.latency(batch.items)
         if self.noise is not None:
@@ -426,7 +437,11 @@ class Run(Books):
     # -- results -----------------------------------------------------------------------------
 
     def report(self, meta: dict[str, Any]) -> Report:
-        """The columns as a `Report`. Raises PolicyError if a request was answered twice."""
+        """Return the columns as a `Report`.
+
+        Raises:
+            PolicyError: a request was answered twice.
+        """
         n = len(self.requests)
         return Report(
             {
@@ -447,7 +462,7 @@ class Run(Books):
         )
 
     def names(self) -> dict[str, Any]:
-        """The meaning of the codes in the columns of batches."""
+        """Return the meaning of the codes in the columns of batches."""
         return {
             "variants": list(self.variant_of),
             "accuracy": {v.name: v.accuracy for v in self.truth.variants.values()},

@@ -17,7 +17,7 @@ _IDLE = Wanted((), ())
 
 @dataclass(frozen=True)
 class Timing:
-    """Times of planning and of workers, seconds.
+    """Times of planning and of workers. All are in seconds.
 
     Attributes:
         interval_s: time between plans.
@@ -36,7 +36,11 @@ class Timing:
     make_before_break: bool = True
 
     def check(self) -> None:
-        """Refuse negative times, and times that are not finite (ValueError)."""
+        """Check that all times are valid.
+
+        Raises:
+            ValueError: a time is negative or not finite.
+        """
         for name in ("interval_s", "check_s"):
             if not (math.isfinite(value := getattr(self, name)) and value > 0):
                 raise ValueError(f"{name} must be positive, got {value}")
@@ -54,10 +58,10 @@ class _Member:
     loaded: frozenset[str] = frozenset()
     assigned: tuple[Assigned, ...] = ()
     loading: str | None = None
-    up_at: float = math.inf  # when its process is ready; inf: it does not run
-    token: int = 0  # number of the present load
-    empties: bool = False  # it loads when its last batch has ended
-    leaves: bool = False  # it is off when its last batch has ended
+    up_at: float = math.inf  # time when its process is ready; inf: it does not run
+    token: int = 0  # number of the present load; ends of earlier loads are ignored
+    empties: bool = False  # it will load its variant when its last batch has ended
+    leaves: bool = False  # it will stop when its last batch has ended
 
     @property
     def on(self) -> bool:
@@ -71,7 +75,8 @@ class Fleet:
         kinds: the largest number of workers, by kind.
 
     Attributes:
-        used: by kind: pairs of a time and the number of running workers from then on.
+        used: number of running workers over time, by kind: pairs of a time and the number from then
+            on.
     """
 
     def __init__(self, kinds: Mapping[str, int], timing: Timing) -> None:
@@ -118,7 +123,8 @@ class Fleet:
         self._told = True  # the policy knows the present workers
 
     def at_first(self, numbers: Mapping[str, int] | None = None) -> Seen:
-        """Workers at the start: the first of each kind, by default all."""
+        """Return the workers' reports at the start: the first workers of each kind, by default
+        all."""
         members = [
             member
             for kind in self.used
@@ -127,10 +133,10 @@ class Fleet:
         return Seen({m.id: WorkerSays(m.id, m.kind) for m in members})
 
     def seen(self, to_plan: bool = False) -> Seen:
-        """The workers' reports.
+        """Return the workers' reports.
 
         Args:
-            to_plan: whether to add stopped workers that could serve at once.
+            to_plan: whether to include stopped workers that could serve at once.
         """
         ready = self._at_once
         return Seen(
@@ -150,7 +156,7 @@ class Fleet:
 
     @property
     def variants(self) -> dict[WorkerId, str | None]:
-        """The wanted variant of each worker, as text."""
+        """Return the wanted variant of each worker, as text."""
         return {
             m.id: ", ".join(a.variant for a in m.wanted.assigned)
             for m in self._members.values()
@@ -210,7 +216,7 @@ class Fleet:
         elif member.loaded and not timing.make_before_break:
             member.assigned, member.loaded = served, member.loaded.intersection(w.keep)
             member.empties = slot is not None and slot.current is not None
-        elif not member.assigned:  # it begins, one variant after the other
+        elif not member.assigned:  # a new worker loads one variant after the other
             member.assigned = served
         self._show(member)
         if not missing:

@@ -1,4 +1,4 @@
-"""The common part of reports: requests and batches in columns, and frames of them."""
+"""The common part of reports: requests and batches in columns, and pandas frames of them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 Bools = NDArray[np.bool_]
 
-# A finish that the policy put on the deadline counts as met in spite of rounding (policies allow
-# 0.5 µs).
+# If a policy plans a finish exactly at the deadline, rounding errors must not make it late.
+# Policies allow 0.5 µs.
 EPSILON_S = 1e-6
 FINISHED = list(BatchStatus).index(BatchStatus.FINISHED)
 
@@ -29,8 +29,8 @@ class Frames:
 
     Args:
         meta: variants, workers and more: the meaning of the codes in the columns.
-        requests: columns of shape (requests,), among them batch (−1: none), drop_reason (−1: none)
-            and dropped_s.
+        requests: columns of shape (requests,). Among them are batch (−1: none), drop_reason (−1:
+            none) and dropped_s.
         batches: columns of shape (batches,): worker, variant, size, status, dispatched_s,
             predicted_start_s, predicted_finish_s, started_s, finished_s. In order of dispatch.
     """
@@ -43,19 +43,20 @@ class Frames:
 
     @cached_property
     def served(self) -> Bools:
-        """Whether each request's batch ran to its end."""
+        """Whether the batch of each request ran to its end, shape (requests,)."""
         status = np.append(self._b["status"], -1)  # index −1 is "no batch"
         return np.asarray(status[self._r["batch"]] == FINISHED)
 
     def of_batch(self, column: str) -> Array:
-        """Values of a column of batches for each request; NaN or −1 if it was not served."""
+        """Return a column of batches for each request, shape (requests,). It is NaN or −1 for
+        requests that were not served."""
         fill = np.nan if column.endswith("_s") else -1
         at = np.where(self.served, self._r["batch"], -1)
         return np.asarray(np.append(self._b[column], fill)[at])
 
     def fates(self) -> dict[str, Any]:
-        """Columns of a frame of requests: drop_reason, dropped_s, batch, worker, variant,
-        started_s, finished_s."""
+        """Return these columns of a frame of requests: drop_reason, dropped_s, batch, worker,
+        variant, started_s, finished_s."""
         return {
             "drop_reason": named(self._r["drop_reason"], [d.value for d in DropReason]),
             "dropped_s": self._r["dropped_s"],
@@ -79,7 +80,7 @@ class Frames:
 
 
 def frame(columns: Mapping[str, Any] | Iterable[Any], names: Iterable[str] = ()) -> pd.DataFrame:
-    """A pandas frame of columns by name, or of rows with the names of their columns."""
+    """Return a pandas frame of columns by name, or of rows with the names of their columns."""
     import pandas as pd
 
     made: pd.DataFrame = pd.DataFrame(columns, columns=pd.Index(list(names)) if names else None)
@@ -87,7 +88,7 @@ def frame(columns: Mapping[str, Any] | Iterable[Any], names: Iterable[str] = ())
 
 
 def named(codes: Array, names: Iterable[str]) -> pd.Categorical:
-    """Codes as names; −1 is missing."""
+    """Return codes as names. The code −1 is a missing value."""
     import pandas as pd
 
     made: pd.Categorical = pd.Categorical.from_codes(codes.tolist(), pd.Index(list(names)))

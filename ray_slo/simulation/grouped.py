@@ -16,15 +16,15 @@ from ray_slo.planning.brains.brain import Counts, FrontendSays
 
 
 class Grouped(Abilities):
-    """One policy per group, which sees only the group's workers.
+    """A policy made of one policy per group. Each sees only the workers of its group.
 
     Args:
-        make: a new policy for a group.
-        group_of_kind: group of each kind of workers.
-        group_of_model: initial group of each model; `route` changes it.
+        make: function that returns a new policy for a group.
+        group_of_kind: group of each kind of worker.
+        group_of_model: initial group of each model. `route` changes it.
     """
 
-    serves_late: ClassVar[bool] = False  # shadowed by the policies'
+    serves_late: ClassVar[bool] = False  # an instance has the value of its policies
 
     def __init__(
         self,
@@ -43,14 +43,15 @@ class Grouped(Abilities):
         self._clusters: dict[str, Cluster] = {}
 
     def route(self, number: int, routes: Mapping[str, str]) -> None:
-        """Send requests to these groups from now on. `number` is that of the planner's answer."""
+        """Send each model's requests to its group in `routes` from now on. `number` is the number
+        of the planner's routing."""
         self._number = number
         self._of_model |= routes
 
     @property
     def says(self) -> FrontendSays:
-        """A frontend's report to a planner: the number of the answer that it follows, and its
-        unanswered requests, by (model, group)."""
+        """Return a frontend's report to a planner: the number of the routing that it follows, and
+        its unanswered requests by (model, group)."""
         queued = Counter(self._at.values())
         return FrontendSays("clients", Counts(), "", applied=("", self._number), queued=queued)
 
@@ -72,7 +73,7 @@ class Grouped(Abilities):
 
     def batch_finished(self, now: float, worker: WorkerId, outcome: BatchOutcome) -> None:
         self.policies[self._of_worker[worker]].batch_finished(now, worker, outcome)
-        self._forget(outcome.requests)  # a request that is tried again arrives again
+        self._forget(outcome.requests)  # a request that must run again arrives again
 
     def _forget(self, requests: Sequence[Request]) -> None:
         for r in requests:

@@ -1,11 +1,12 @@
 """The results of a run of a pipeline: frames from end to end, and the planner's decisions.
 
-A *frame* is a client's request. All requests of tasks that follow from it share its deadline. A
-frame is *ok* if all of them were served by then. It is *late* if the last one was late, *dropped*
-if any was dropped, and *pending* if it was never answered. All but ok are SLO violations.
+A *frame* is a client's request. The requests of tasks that it leads to have its deadline. A frame
+is *ok* if all of them were served by then. It is *late* if the last one was late, *dropped* if one
+was dropped, and *pending* if it was never answered. All frames that are not ok are SLO violations.
 
-The accuracy of a frame is the mean accuracy of its leaves' paths. A leaf is a request, at any task,
-that made no others. So a frame without any item downstream has the accuracy of its root's variant.
+The accuracy of a frame is the mean accuracy of its leaves' paths. A leaf is a request at any task
+that made no other request. So if the root made no request, the frame has the accuracy of the root's
+variant.
 """
 
 from __future__ import annotations
@@ -31,18 +32,19 @@ TASK_OUTCOMES = ("served", "dropped", "cancelled", "pending")
 class PipelineReport(Frames):
     """Frames, requests of tasks, batches and plans of one run.
 
-    Figures are over the frames that arrive in [begin_s, end_s), by default in the whole run, and
-    over what workers did then.
+    Figures are about the frames that arrive in [begin_s, end_s), and about the workers in this
+    time. The default is the whole run.
 
     Args:
         meta: duration_s, seed, policy, planner, tasks, variants, accuracy, workers, slo_s.
         frames: columns of shape (frames,): arrival_s, deadline_s, end_s (NaN: never), dropped.
-        requests: columns of shape (requests,), those of clients first: frame, task, parent (−1:
-            none), arrival_s (at the task), batch (−1: none), drop_reason (−1: none), dropped_s.
+        requests: columns of shape (requests,): frame, task, parent (−1: none), arrival_s (at the
+            task), batch (−1: none), drop_reason (−1: none), dropped_s. Those of clients come first.
         batches: as in `Report`.
         leaves: columns of shape (leaves,): frame, accuracy (percent).
-        plans: a row per question to the planner.
-        used: by kind: (time, workers that are on from then on), in order of time.
+        plans: one row per question to the planner.
+        used: number of running workers over time, by kind: pairs of a time and the number from then
+            on, in order of time.
     """
 
     def __init__(
@@ -72,14 +74,15 @@ class PipelineReport(Frames):
 
     @cached_property
     def requests(self) -> pd.DataFrame:
-        """A row per frame: arrival_s, deadline_s, outcome, end_s (answered or dropped), latency_s,
-        accuracy (percent; NaN where it was not served), leaves, dropped_at (the first task that
-        dropped one of its requests) and drop_reason."""
+        """One row per frame: arrival_s, deadline_s, outcome, end_s (answered or dropped),
+        latency_s, accuracy (percent; NaN if it was not served), leaves, dropped_at (the first task
+        that dropped one of its requests) and drop_reason."""
         n = len(self._outcome)
         r = self._r
         task, reason = np.full(n, -1), np.full(n, -1)
         drops = np.flatnonzero(r["drop_reason"] >= 0)
-        drops = drops[np.argsort(r["dropped_s"][drops], kind="stable")][::-1]  # the first wins
+        # The first drop is written last, so it stays.
+        drops = drops[np.argsort(r["dropped_s"][drops], kind="stable")][::-1]
         task[r["frame"][drops]] = r["task"][drops]
         reason[r["frame"][drops]] = r["drop_reason"][drops]
         return frame(
@@ -98,7 +101,7 @@ class PipelineReport(Frames):
 
     @cached_property
     def task_requests(self) -> pd.DataFrame:
-        """A row per request of a task, those of clients first: frame, task, parent, arrival_s (at
+        """One row per request of a task, those of clients first: frame, task, parent, arrival_s (at
         the task), outcome (served, dropped, cancelled, pending), drop_reason, dropped_s, batch,
         worker, variant, started_s, finished_s."""
         r = self._r
@@ -117,11 +120,11 @@ class PipelineReport(Frames):
 
     @cached_property
     def plans(self) -> pd.DataFrame:
-        """A row per question to the planner: asked_s, applied_s (NaN: never), why ("first plan",
+        """One row per question to the planner: asked_s, applied_s (NaN: never), why ("first plan",
         "period", "demand changed", "worker joined", …), demand (measured), planned_demand (with
-        headroom), step, feasible, workers (as many as there should be), accuracy, shed_share,
-        swaps, variants (workers by variant; as the ones before of the plan for those that are
-        there), explanation, error."""
+        headroom), step, feasible, workers (wanted number), accuracy, shed_share, swaps, variants
+        (number of workers by variant), explanation, error. From step to variants, except for
+        workers, the plan is that for the present workers."""
         columns = (
             *("asked_s", "applied_s", "why", "demand", "planned_demand", "step", "feasible"),
             *("workers", "accuracy", "shed_share", "swaps", "variants", "explanation", "error"),
@@ -130,12 +133,13 @@ class PipelineReport(Frames):
 
     @cached_property
     def workers(self) -> pd.DataFrame:
-        """time_s, workers: how many are on from then on, those that start or end included."""
+        """Number of running workers over time: time_s, and workers from then on. Workers that start
+        or stop count."""
         return frame(self._in_all, ("time_s", "workers"))
 
     @cached_property
     def _in_all(self) -> list[tuple[float, int]]:
-        """(time, workers of all kinds from then on)."""
+        """Return pairs of a time and the number of running workers of all kinds from then on."""
         now: dict[str, int] = {}
         found = []
         steps = [(t, kind, n) for kind, used in self._used.items() for t, n in used]
@@ -153,24 +157,25 @@ class PipelineReport(Frames):
     def count(
         self, outcome: str | None = None, begin_s: float = 0.0, end_s: float | None = None
     ) -> int:
-        """Frames, of one outcome (ok, late, dropped, pending) or all."""
+        """Return the number of frames with one outcome (ok, late, dropped, pending), or of all."""
         chosen = self._select(begin_s, end_s)
         if outcome is not None:
             chosen = chosen & (self._outcome == OUTCOMES.index(outcome))
         return int(chosen.sum())
 
     def violation_ratio(self, begin_s: float = 0.0, end_s: float | None = None) -> float:
-        """Frames that were not ok over all; NaN where none arrived."""
+        """Return the share of the frames that were not ok. NaN if no frame arrived."""
         arrived = self.count(None, begin_s, end_s)
         return 1 - self.count("ok", begin_s, end_s) / arrived if arrived else math.nan
 
     def accuracy(self, begin_s: float = 0.0, end_s: float | None = None) -> float:
-        """Mean accuracy of the frames that were ok, percent; NaN where none was."""
+        """Return the mean accuracy of the frames that were ok, in percent. NaN if there are
+        none."""
         good = self._select(begin_s, end_s) & (self._outcome == 0)
         return float(self._accuracy[good].mean()) if good.any() else math.nan
 
     def workers_used(self, begin_s: float = 0.0, end_s: float | None = None) -> float:
-        """Mean over time of the workers that are on."""
+        """Return the mean number of running workers over time."""
         end = float(self.meta["duration_s"]) if end_s is None else end_s
         times = np.array([t for t, _ in self._in_all])
         numbers = np.array([n for _, n in self._in_all], dtype=float)
@@ -178,14 +183,14 @@ class PipelineReport(Frames):
         return float(numbers @ np.diff(edges) / (end - begin_s))
 
     def busy(self, begin_s: float = 0.0, end_s: float | None = None) -> float:
-        """Mean over time of the workers that run a batch."""
+        """Return the mean number of workers that run a batch, over time."""
         end = float(self.meta["duration_s"]) if end_s is None else end_s
         start, finish = (np.clip(self._b[c], begin_s, end) for c in ("started_s", "finished_s"))
         return float((finish - start).sum() / (end - begin_s))
 
     def windows(self, window_s: float) -> pd.DataFrame:
-        """A row per window of the run: begin_s, demand (arrivals per second), violation_ratio,
-        accuracy, workers (mean), busy (mean)."""
+        """Return one row per window of the run: begin_s, demand (arrivals per second),
+        violation_ratio, accuracy, workers (mean), busy (mean)."""
         if not window_s > 0:
             raise ValueError(f"window_s must be positive, got {window_s}")
         duration = float(self.meta["duration_s"])
@@ -205,7 +210,7 @@ class PipelineReport(Frames):
         return frame(rows)
 
     def summary(self) -> dict[str, Any]:
-        """Figures of the whole run, JSON-able."""
+        """Return the figures of the whole run, as JSON data."""
         return {
             **{k: self.meta[k] for k in ("policy", "planner", "seed", "duration_s")},
             "requests": self.count(),

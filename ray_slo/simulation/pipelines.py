@@ -92,7 +92,7 @@ def simulate_pipeline(
             replay` read it like a live one.
 
     Raises:
-        ValueError: bad arguments.
+        ValueError: an argument is not valid.
         PolicyError: the policy broke its contract.
     """
     timing = Timing(interval_s, check_s, solve_s, load_s, start_s, make_before_break)
@@ -144,7 +144,11 @@ def _check(
     timing: Timing,
     items: Items,
 ) -> None:
-    """Refuse arguments without a meaning (ValueError)."""
+    """Check the arguments.
+
+    Raises:
+        ValueError: one is not valid.
+    """
     timing.check()
     check_items(items)
     names = [{t.name: [v.name for v in t.variants] for t in ts} for ts in (real, problem.tasks)]
@@ -155,7 +159,7 @@ def _check(
 def _clients(
     problem: loki.Problem, workload: Workload, duration_s: float | None, rng: np.random.Generator
 ) -> tuple[Requests, float]:
-    """The requests of clients, and for how long they arrive."""
+    """Return the requests of clients, and the time for which they arrive, in seconds."""
     duration_s = workload.duration_s(duration_s)
     if not (math.isfinite(duration_s) and duration_s > 0):
         raise ValueError(f"duration_s must be positive, got {duration_s}")
@@ -167,7 +171,7 @@ def _clients(
 
 
 def _told(problem: loki.Problem) -> dict[str, Any]:
-    """Arguments of a policy for pipelines."""
+    """Return the arguments of a policy for pipelines."""
     return {
         "parents": {t.name: t.parent for t in problem.order},
         "factors": {v.name: dict(v.factors) for t in problem.order for v in t.variants},
@@ -199,7 +203,7 @@ class _Solver:
 
 
 def _expected(problem: loki.Problem) -> dict[str, float]:
-    """Requests per second by task, if all run the most accurate variants."""
+    """Return the requests per second by task, if all tasks run their most accurate variants."""
     rates = {problem.order[0].name: problem.demand}
     for task in problem.order:
         best = max(task.variants, key=lambda v: v.accuracy)
@@ -209,7 +213,8 @@ def _expected(problem: loki.Problem) -> dict[str, float]:
 
 
 def _with_all_factors(problem: loki.Problem, demand: float) -> loki.Problem:
-    """With the factors of all child tasks, where 1 is left unsaid, and an expected demand."""
+    """Return the problem with an expected demand, and with the factors of all child tasks. In the
+    problem, a missing factor means 1."""
     tasks = []
     for task in problem.tasks:
         factors = _factors(problem, task)
@@ -219,13 +224,13 @@ def _with_all_factors(problem: loki.Problem, demand: float) -> loki.Problem:
 
 
 def _factors(problem: loki.Problem, task: loki.Task) -> dict[str, dict[str, float]]:
-    """By variant, for all child tasks."""
+    """Return the factors of a task's variants for all child tasks."""
     children = [c.name for c in problem.children(task)]
     return {v.name: {c: v.factors.get(c, 1.0) for c in children} for v in task.variants}
 
 
 def _tree_of(problem: loki.Problem, real: Sequence[loki.Task]) -> Tree:
-    """The tree with the real factors."""
+    """Return the tree with the real factors."""
     by_name = {task.name: task for task in real}
     tasks = tuple(
         TreeTask(t.name, t.name, t.parent, _factors(problem, by_name[t.name]))
@@ -236,19 +241,19 @@ def _tree_of(problem: loki.Problem, real: Sequence[loki.Task]) -> Tree:
 
 
 def _like(problem: loki.Problem, real: Sequence[loki.Task]) -> list[loki.Task]:
-    """The real tasks, in the problem's order."""
+    """Return the real tasks, in the problem's order."""
     by_name = {task.name: task for task in real}
     return [by_name[task.name] for task in problem.order]
 
 
 def _model_of(task: loki.Task, slo_s: float) -> Model:
-    """A task for policies."""
+    """Return a task as a model for policies."""
     variants = (Variant(v.name, {KIND: v.profile}, v.accuracy) for v in task.variants)
     return Model(task.name, slo_s, tuple(variants))
 
 
 def _row_of(plans: Plans) -> dict[str, Any]:
-    """The row of a report for both plans."""
+    """Return the row of the report about two plans."""
     plan = best(plans.now)
     variants: dict[str, int] = {}
     for (_, variant), n in plan.loaded.items():

@@ -1,5 +1,5 @@
-"""A planner's brain in virtual time: its host asks it, solves its problems and follows its orders,
-like the live planner."""
+"""The host of a planner's brain in virtual time. Like the live planner, it asks the brain, solves
+its problems and follows its orders."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ class Question:
     """A question to the planner, and its answer.
 
     Attributes:
-        at: time of the question, seconds.
-        trigger: its cause.
-        inputs: its input: `demand` in requests per second, and the rest.
-        running: workers that had an assignment, by kind.
-        problem, answer: those of the brain and its solver.
-        error: why there is no answer. The last plan stays in force.
+        at: time of the question, in seconds.
+        trigger: cause of the question.
+        inputs: input of the plan: `demand` in requests per second, and more.
+        running: number of workers with an assignment, by kind.
+        problem: the brain's problem.
+        answer: the solver's answer.
+        error: reason why there is no answer. The last plan stays in force.
     """
 
     at: float
@@ -39,11 +40,11 @@ class PlannerHost:
     """Asks a brain for plans.
 
     Args:
-        brain: used up by the run.
+        brain: the brain. It cannot be used again after the run.
         kinds: kinds of the workers that it plans.
-        interval_s: time between plans, seconds.
-        solve: function from a problem to its answer; default: the brain's solver.
-        lines: the log.
+        interval_s: time between plans, in seconds.
+        solve: function from a problem to its answer. Default: the brain's solver.
+        lines: the plan log, if there is one.
     """
 
     def __init__(
@@ -57,16 +58,16 @@ class PlannerHost:
         self.brain, self.kinds = brain, tuple(kinds)
         self._interval_s, self._lines = interval_s, lines
         self._solve = solve or brain.solve
-        self._outline = Outline()  # of the last plan that took effect
+        self._outline = Outline()  # outline of the last plan that took effect
         self._planned = self._failed = self._solving = False
-        self.due_at = 0.0  # the next plan of the period
+        self.due_at = 0.0  # time of the next periodic plan, seconds
 
     def hear(self, now: float, over_s: float, counts: Counts) -> None:
         """Give the brain the counts of the last `over_s` seconds."""
         self.brain.counted(now, over_s, counts)
 
     def due(self, now: float, seen: Seen) -> str:
-        """The cause to plan now; "" if there is none."""
+        """Return the reason to plan now, or "" if there is none."""
         if self._solving:
             return ""
         if not self._planned:
@@ -98,7 +99,8 @@ class PlannerHost:
         return asked
 
     def adopt(self, asked: Question) -> Verdict | None:
-        """Follow the answer from now on; None if there is none."""
+        """Let the brain follow the answer from now on. Return its account, or None if there is no
+        answer."""
         self._solving, self._failed = False, bool(asked.error)
         if self._failed:
             return None
@@ -111,7 +113,7 @@ class PlannerHost:
         """Log an answer when it takes effect.
 
         Args:
-            workers: the variant for each worker.
+            workers: variant of each worker.
         """
         plan = self.brain.outcome()
         targets = {kind: self.brain.target(kind) for kind in self.kinds}

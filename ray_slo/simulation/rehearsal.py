@@ -1,4 +1,5 @@
-"""Tries settings of a policy on the traffic of the last seconds: `rehearse(rehearsal)`.
+"""Rehearsals: simulations of several settings of a policy on the traffic of the last seconds
+(`rehearse(rehearsal)`).
 
 Every setting serves the same requests, in a simulated system with the measured workers, profiles
 and scatter. A warm-up comes before the counted requests: the earlier traffic, or the traffic itself
@@ -52,7 +53,8 @@ def solve(problem: Any) -> Any:
 
 
 def rehearse(problem: Rehearsal) -> Rehearsed:
-    """Try all settings. A setting that cannot serve this traffic gets a score with its `error`."""
+    """Try all settings, and return their scores. If a setting cannot serve this traffic, its score
+    has the `error`."""
     played = _played(problem)
     requests, counted = played.requests, played.counted
     edges = np.linspace(0, len(counted), min(_STRETCHES, len(counted)) + 1).astype(np.int64)
@@ -61,7 +63,7 @@ def rehearse(problem: Rehearsal) -> Rehearsed:
     for setting in problem.settings:
         try:
             runs[setting.label] = _Trial(problem, setting, played, edges)
-        except Exception as error:  # of any policy, also a user's
+        except Exception as error:  # any policy may raise, also a user's
             errors[setting.label] = _failed(error)
     racing = dict(runs)
     last = len(edges) - 1
@@ -142,7 +144,7 @@ def _failed(error: Exception) -> Score:
 
 
 def _give_up(racing: dict[str, _Trial], counts: Ints, current: str, far: float) -> None:
-    """Stop hopeless settings. The setting in force stays."""
+    """Stop settings that are too far behind. The setting in force is not stopped."""
     if len(racing) < 2:
         return
     best = max(racing.values(), key=lambda trial: trial.value.sum())
@@ -159,9 +161,9 @@ class _Played(NamedTuple):
     """Requests from time 0 on.
 
     Attributes:
-        root: of every request, index into the traffic's roots.
-        counted: indices of the counted ones, ascending. A warm-up comes before them, and a tail
-            after them.
+        root: index of each request's root in the traffic's roots.
+        counted: indices of the counted requests, ascending. The warm-up is before them, and the
+            tail after them.
     """
 
     requests: Requests
@@ -170,9 +172,11 @@ class _Played(NamedTuple):
 
 
 def _played(problem: Rehearsal) -> _Played:
-    """Repeat short traffic, with arrivals shifted by about a gap, because the result of one
+    """Return the requests of a rehearsal: warm-up, counted requests and tail.
+
+    Short traffic is repeated, with its arrivals shifted by about a gap, because the result of one
     sequence is partly chance. If the earlier traffic is shorter than the warm-up, the traffic
-    itself comes first: in overload, queues need several SLOs to reach their length.
+    itself comes first. In overload, queues need several SLOs to reach their final length.
     """
     t = problem.traffic
     n = len(t) - t.before
@@ -236,10 +240,10 @@ class _Trial:
         trees = [Tree.from_json(tree) for tree in problem.trees]
         policy = make(setting, problem.cluster, trees, problem.planned, problem.composing)
         self._run = _run(problem, policy, played, trees)
-        if hasattr(policy, "expect_load"):  # as for a setting that takes over
+        if hasattr(policy, "expect_load"):  # a live setting that takes over gets this too
             policy.expect_load(0.0, _rates(problem.traffic))
         self._done = 0
-        self.value: Floats = np.zeros(0)  # by stretch so far
+        self.value: Floats = np.zeros(0)  # value of each stretch so far
 
     def advance(self, until: float, stretches: int) -> None:
         """Run until a time, and count the first `stretches`."""
@@ -272,7 +276,7 @@ class _Trial:
 
 
 def _rates(t: Traffic) -> dict[str, float]:
-    """Items per second by model that clients ask for."""
+    """Return the items per second of each model that clients ask for."""
     over_s = max(float(t.arrival[-1] - t.arrival[0]), 1e-9)
     counts = np.bincount(t.root, weights=t.size, minlength=len(t.roots)) / over_s
     return {model: float(rate) for (model, _), rate in zip(t.roots, counts, strict=True)}
@@ -308,7 +312,7 @@ def _run(problem: Rehearsal, policy: Policy, played: _Played, trees: Sequence[Tr
 
 
 def _paced(cluster: Cluster, pace: Mapping[tuple[str, str], float]) -> dict[str, Model]:
-    """Models with the measured profiles."""
+    """Return the models with the measured profiles."""
 
     def measured(variant: Variant) -> Variant:
         profiles = {
@@ -328,7 +332,7 @@ def _paced(cluster: Cluster, pace: Mapping[tuple[str, str], float]) -> dict[str,
 def _all_trees(
     trees: Sequence[Tree], cluster: Cluster, factors: Mapping[tuple[str, str], float]
 ) -> list[Tree]:
-    """All trees: also those of one task for single models, with the measured factors."""
+    """Return all trees with the measured factors. Single models have trees of one task."""
 
     def measured(tree: Tree) -> Tree:
         tasks = []
@@ -350,8 +354,9 @@ def _all_trees(
 
 
 def _worth(run: Run, requests: Requests) -> tuple[Floats, Floats]:
-    """For every request so far: the accuracy of its answer (share; 0: late or none), and its
-    latency in seconds (NaN: none)."""
+    """Return two arrays of shape (requests,): the accuracy of each answer so far, 0 to 1, and its
+    latency in seconds. A late or missing answer has accuracy 0. Without an answer, the latency is
+    NaN."""
     n = len(requests)
     if isinstance(run, ApplicationRun):
         found = run.results({})
@@ -380,7 +385,7 @@ def _share(variant: Variant) -> float:
 
 
 def _finished(columns: Mapping[str, Any], batch: Ints) -> Any:
-    """Whether each request's batch has ended."""
+    """Return whether the batch of each request has ended, shape (requests,)."""
     if not len(columns["status"]):
         return np.zeros(len(batch), dtype=bool)
     return columns["status"][batch] == 0

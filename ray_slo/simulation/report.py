@@ -30,8 +30,8 @@ class Report(Frames):
     """Requests and batches of one run.
 
     Figures count the requests that arrive in the measured window [warmup_s, duration_s), and the
-    workers' batches in it. The frames contain everything. A request is *good* if it was answered by
-    its deadline, else *bad*: late, dropped, or pending (never answered).
+    workers' batches in it. The frames contain all requests and batches. A request is *good* if it
+    was answered by its deadline. Otherwise it is *bad*: late, dropped, or pending (never answered).
 
     Args:
         meta: duration_s, warmup_s, seed, policy, models, slo_s, variants, accuracy, workers.
@@ -111,7 +111,7 @@ class Report(Frames):
         return self.count("good") / self.window_s
 
     def bad_rate(self, model: str | None = None) -> float:
-        """Bad / arrived, of one model or all; 0 if no request arrived."""
+        """Return the share of bad requests, of one model or all. It is 0 if no request arrived."""
         arrived = self.count(model=model)
         return 1 - self.count("good", model) / arrived if arrived else 0.0
 
@@ -121,22 +121,24 @@ class Report(Frames):
         return max(self.bad_rate(m) for m in self.meta["models"])
 
     def latencies_s(self, model: str | None = None) -> Array:
-        """Time from arrival to finish of every answered (good or late) measured request."""
+        """Return the latency of every answered (good or late) measured request, in seconds, shape
+        (n,)."""
         chosen = self._select(model) & self.served
         return np.asarray((self._finished - self._r["arrival_s"])[chosen])
 
     def latency_s(self, percentile: float, model: str | None = None) -> float:
-        """Percentile (0 … 100) of `latencies_s`; NaN if no request was answered."""
+        """Return a percentile (0 … 100) of `latencies_s`. NaN if no request was answered."""
         return _percentile(self.latencies_s(model), percentile)
 
     def queueing_s(self, model: str | None = None) -> Array:
-        """Time from arrival to start of execution of every answered measured request."""
+        """Return the time from arrival to start of execution of every answered measured request, in
+        seconds, shape (n,)."""
         chosen = self._select(model) & self.served
         return np.asarray((self._started - self._r["arrival_s"])[chosen])
 
     @cached_property
     def batch_sizes(self) -> Array:
-        """Sizes of the finished batches that started in the measured window."""
+        """Sizes of the finished batches that started in the measured window, shape (n,)."""
         b = self._b
         done = b["status"] == FINISHED
         start = b["started_s"]
@@ -180,7 +182,8 @@ class Report(Frames):
         return float(np.array(by_variant, dtype=float)[used].mean())
 
     def summary(self) -> dict[str, Any]:
-        """Figures for JSON, in all and per model; latencies in milliseconds."""
+        """Return the figures of all models together and of each, as JSON data. Latencies are in
+        milliseconds."""
 
         def figures(model: str | None) -> dict[str, Any]:
             queueing = self.queueing_s(model)
@@ -357,7 +360,7 @@ def _percentile(values: Array, percentile: float) -> float:
 
 
 def in_ms(seconds: float) -> float | None:
-    """Milliseconds; None if the seconds are NaN."""
+    """Return a time in milliseconds. None if it is NaN."""
     return None if np.isnan(seconds) else seconds * 1e3
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def draw_latency(report: Report, axes: Axes) -> None:
-    """Latency of each model, a CDF, and its SLO."""
+    """Plot the CDF of each model's latency, and its SLO."""
     for i, model in enumerate(report.meta["models"]):
         _draw_cdf(axes, report.latencies_s(model) * 1e3, report.count(model=model), model, i)
         axes.axvline(report.meta["slo_s"][model] * 1e3, color=f"C{i % 10}", linestyle="--")
@@ -26,7 +26,7 @@ def draw_latency(report: Report, axes: Axes) -> None:
 
 
 def draw_queueing(report: Report, axes: Axes) -> None:
-    """Queueing delay of each model, a CDF."""
+    """Plot the CDF of each model's queueing delay."""
     for i, model in enumerate(report.meta["models"]):
         _draw_cdf(axes, report.queueing_s(model) * 1e3, report.count(model=model), model, i)
     axes.set(xlabel="queueing delay (ms)", ylabel="share of requests started", ylim=(0, 1.02))
@@ -34,7 +34,7 @@ def draw_queueing(report: Report, axes: Axes) -> None:
 
 
 def draw_batch_sizes(report: Report, axes: Axes) -> None:
-    """How often batches had which size."""
+    """Plot the histogram of batch sizes."""
     sizes = report.batch_sizes
     bins = np.arange(0.5, sizes.max(initial=1) + 1.5).tolist()
     axes.hist(sizes, bins=bins, rwidth=0.9)
@@ -42,7 +42,7 @@ def draw_batch_sizes(report: Report, axes: Axes) -> None:
 
 
 def draw_goodput(report: Report, axes: Axes) -> None:
-    """Requests per second over time: offered, and answered in time."""
+    """Plot the offered rate and the goodput over time, in requests per second."""
     end = report.meta["duration_s"]
     edges = np.linspace(0, end, 51)
     arrival, good = report.arrivals()
@@ -58,7 +58,7 @@ def draw_goodput(report: Report, axes: Axes) -> None:
 
 
 def _draw_cdf(axes: Axes, values: Array, of: int, label: str, colour: int) -> None:
-    """Cumulative share of `of` requests, so that what was never answered stays below 1."""
+    """Plot the cumulative share of `of` requests. It stays below 1 if some were not answered."""
     ordered = np.sort(values)
     share = np.arange(1, len(ordered) + 1) / max(of, 1)
     axes.plot(ordered, share, label=label, color=f"C{colour % 10}", drawstyle="steps-post")

@@ -14,12 +14,12 @@ from ray_slo.record.rows import Recording, Start
 
 
 class RunLog:
-    """Writes into a folder, when it is closed.
+    """Writes a log into a folder when it is closed.
 
     Args:
-        folder: made if it is not there.
-        application: its name.
-        models: that it serves.
+        folder: folder of the log. It is made if needed.
+        application: name of the application.
+        models: names of the models that the application serves.
     """
 
     def __init__(self, folder: str | Path, application: str, models: Sequence[str]) -> None:
@@ -30,11 +30,12 @@ class RunLog:
     def recorded(
         self, policy: Policy, name: Any, kwargs: Mapping[str, Any], group: str = ""
     ) -> Recording:
-        """The policy, whose rounds are logged.
+        """Return the policy with its rounds logged.
 
         Args:
-            name, kwargs: what makes the same policy again, for replay.
-            group: whose scheduler it is, where there are groups.
+            policy: the policy.
+            name, kwargs: name and arguments that make the same policy again, for a replay.
+            group: group of the policy's scheduler, if there are groups.
         """
         start = Start.of(name, dict(kwargs), **self._about)
         table = Lines(self._folder, f"{self._clock}-{group}" if group else self._clock, start)
@@ -42,7 +43,7 @@ class RunLog:
         return Recording(policy, table)
 
     def plans(self, planner: str) -> PlanLines:
-        """The planner's table."""
+        """Return the log of the planner's decisions."""
         table = PlanLines(self._folder, self._clock, Start.of(planner, {}, **self._about))
         self._tables.append(table)
         return table

@@ -1,4 +1,4 @@
-"""How many requests a request makes: what draws the numbers."""
+"""Random numbers of the child requests that a request makes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ import numpy as np
 
 from ray_slo.core.trees import Tree
 
-Sampler = Callable[[int], list[int]]  # how many items each of n requests makes
+Sampler = Callable[[int], list[int]]  # from n to the numbers of child requests of n requests
 Items = Literal["poisson", "geometric", "fixed"]
 
 
 def check_items(items: str) -> None:
-    """Raises ValueError unless there is such a distribution."""
+    """Check that a distribution exists.
+
+    Raises:
+        ValueError: it does not.
+    """
     if items not in get_args(Items):
         raise ValueError(f"items must be one of {', '.join(get_args(Items))}, got {items!r}")
 
@@ -27,12 +31,13 @@ def samplers(
     items: Items,
     rng: np.random.Generator,
 ) -> dict[tuple[str, str], list[tuple[str, Sampler]]]:
-    """By task and variant: child tasks, and what draws the number of their requests.
+    """Return the child tasks by task and variant, with functions that draw the numbers of their
+    requests.
 
     Args:
-        variants: by model.
-        items: the distribution around the factor; "fixed" is the nearest whole numbers whose
-            running mean is the factor.
+        variants: variants by model.
+        items: distribution around the factor. "fixed" gives the nearest whole numbers whose running
+            mean is the factor.
     """
     return {
         (task.name, variant): [

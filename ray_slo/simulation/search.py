@@ -1,4 +1,5 @@
-"""Goodput as in the papers: the largest rate at which nearly all requests are answered in time."""
+"""Search for the goodput as in the papers: the largest rate at which nearly all requests are
+answered in time."""
 
 from __future__ import annotations
 
@@ -49,25 +50,29 @@ def goodput_search(
     seed: int = 0,
     **simulate_kwargs: Any,
 ) -> GoodputResult:
-    """Largest rate at which every model's bad rate is at most `bad_rate` (Symphony §3.4, §5).
+    """Find the largest rate at which every model's bad rate is at most `bad_rate` (Symphony §3.4,
+    §5).
 
-    The rate grows or shrinks by `growth` from `start_rate` until one rate passes and one fails,
-    then the bracket is bisected (geometrically) until it is narrower than `tolerance`. Every run
-    has the same seed, hence the same pattern of arrivals stretched to its rate. The bad rate of a
-    finite run is not strictly monotone in the rate. The result is a rate that passed, next to one
-    that failed.
+    The rate grows or shrinks by `growth` from `start_rate` until one rate passes and one fails.
+    Then the interval between them is bisected (geometrically) until it is narrower than
+    `tolerance`. Every run has the same seed, so it has the same pattern of arrivals, stretched to
+    its rate. The bad rate of a finite run is not strictly monotone in the rate. The result is a
+    rate that passed, next to one that failed.
 
     Args:
-        make_policy: makes a fresh policy for each run.
-        workload: scaled with `Workload.at_rate`, or a function from a total rate to a workload.
+        make_policy: function that returns a new policy for each run.
+        workload: a workload, which is scaled with `Workload.at_rate`; or a function from a total
+            rate to a workload.
         duration_s, warmup_s, seed, simulate_kwargs: as in `simulate`, for each run.
-        tolerance: relative width of the final bracket.
-        start_rate: first rate; by default the workload's own, or 1 per second for a function.
-        growth: factor between the first rates, above 1; small where `start_rate` is a good guess.
-        max_probes: number of runs after which the search gives up narrowing.
+        tolerance: relative width of the final interval.
+        start_rate: first rate, in requests per second. The default is the workload's rate, or 1 for
+            a function.
+        growth: factor between the first rates, above 1. It should be small if `start_rate` is a
+            good guess.
+        max_probes: largest number of runs.
 
     Raises:
-        ValueError: bad arguments, or the rate could not be bracketed in `max_probes` runs.
+        ValueError: an argument is not valid, or `max_probes` runs found no rate that fails.
     """
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance must lie between 0 and 1, got {tolerance}")
@@ -90,7 +95,7 @@ def goodput_search(
             seed=seed,
             **simulate_kwargs,
         )
-        if report.count() == 0:  # too few arrivals to measure a rate
+        if report.count() == 0:  # the rate is too low to be measured
             return GoodputResult(0.0, None, tuple(probes))
         probes.append((rate, report.worst_bad_rate))
         if report.worst_bad_rate <= bad_rate:

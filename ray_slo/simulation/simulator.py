@@ -1,4 +1,5 @@
-"""`simulate(policy, cluster, workload, …) -> Report`: a policy in virtual time (`engine.Run`)."""
+"""The function `simulate(policy, cluster, workload, …) -> Report`, which runs a policy in virtual
+time (`engine.Run`)."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def simulate(
     """Run `policy` on `workload` in virtual time until every request has been answered.
 
     Args:
-        policy: an object (used up by the run), or a name with `policy_kwargs`.
+        policy: a policy object, which cannot be used again; or a name, with `policy_kwargs`.
         cluster: the cluster that the policy sees.
         duration_s: requests arrive in [0, duration_s); default: the workload's length.
         seed: seed of the arrivals and the noise (independent streams).
@@ -47,7 +48,7 @@ def simulate(
         worker_events: workers that leave and join.
 
     Raises:
-        ValueError: bad arguments.
+        ValueError: an argument is not valid.
         PolicyError: the policy broke its contract.
     """
     duration_s = workload.duration_s(duration_s)
@@ -85,7 +86,7 @@ def _check_sizes(
     policy: str | Policy,
     policy_kwargs: Mapping[str, Any] | None,
 ) -> None:
-    """Refuse requests that no worker can ever serve, and policies that ignore their sizes."""
+    """Check that some worker can serve each request, and that the policy takes account of sizes."""
     refuse_sizes(policy, policy_kwargs)
     for i, name in enumerate(requests.models):
         largest = int(sizes[requests.model == i].max(initial=1))

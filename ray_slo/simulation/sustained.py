@@ -1,5 +1,5 @@
-"""The rate that workers sustain, by simulation of the policy: for unlike workers together, or for
-one alone."""
+"""The rate that workers sustain, by simulation of the policy: several workers of different kinds,
+or one worker alone."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ray_slo.policies.registry import live_arguments, policy_for
 from ray_slo.simulation.search import goodput_search
 from ray_slo.simulation.workloads import Measured, Workload
 
-_REQUESTS = 1000  # requests per tried rate at the guess, and at least 10 SLOs of traffic
-_MANY = 200  # requests within the SLO
+_REQUESTS = 1000  # number of requests in a run at the guess; it has at least 10 SLOs of traffic
+_MANY = 200  # with more requests within one SLO, chance does not matter
 
 
 def sustained(
@@ -30,12 +30,12 @@ def sustained(
     most: float,
     requests: int,
 ) -> float:
-    """The largest rate, in requests per second, whose requests are answered in time.
+    """Return the largest rate whose requests are answered in time, in requests per second.
 
     Args:
-        configuration: workers by instance type.
-        most: a bound on the rate.
-        requests: number of requests to try a rate with.
+        configuration: number of workers by instance type.
+        most: upper bound on the rate.
+        requests: number of requests in each simulated run.
     """
     served = Model(model, problem.latency_slo_s, (Variant(model, dict(problem.profiles)),))
     workers = [
@@ -67,16 +67,18 @@ def of_one_worker(
     slo_s: float,
     guess: float,
 ) -> float:
-    """The largest rate, in requests per second, of which a live policy answers 99 % in time on one
-    worker (T of SHEPHERD §4). Arrivals are Poisson.
+    """Return the largest rate at which a live policy answers 99 % of the requests in time on one
+    worker, in requests per second (T of SHEPHERD §4). Arrivals are Poisson.
 
     Args:
-        policy: a name, or what else `policies.policy_for` takes, with its arguments `kwargs`. Of
-            `auto` the setting that it begins with: to rehearse at every rate that is tried would
-            take ten times as long, and there may be hundreds of models.
-        accuracies, profiles: of the model's variants.
-        guess: a rate to begin with. It is the answer where hundreds of requests come within the
-            SLO: chance does not matter then.
+        policy: a name, or another argument of `policies.policy_for`. `auto` keeps its first
+            setting, because rehearsals would take ten times as long, and there may be hundreds of
+            models.
+        kwargs: arguments of the policy.
+        accuracies, profiles: accuracies and profiles of the model's variants.
+        model: name of the model.
+        guess: first rate of the search. If hundreds of requests come within the SLO, it is the
+            result, because chance does not matter then.
     """
     if guess * slo_s > _MANY:
         return guess
@@ -99,7 +101,7 @@ def of_one_worker(
 
 
 class _Unrehearsed(PolicyWrapper):
-    """`auto` with the setting that it begins with."""
+    """The policy `auto` that keeps its first setting."""
 
     def wanted(self) -> list[Any]:
         return []

@@ -15,13 +15,13 @@ class Tally:
     """Counts since the brain's last report.
 
     Args:
-        clients: their requests; each of its `models` is a stream.
-        roots: task of each stream.
-        models: that serve the roots.
-        tasks: all of them.
+        clients: requests of clients. Each of its `models` is a stream.
+        roots: root task of each stream.
+        models: model that serves each root.
+        tasks: all tasks.
 
     Attributes:
-        arrived: requests by task, those of clients from `take` on.
+        arrived: number of requests by task. `take` adds those of clients.
         open: number of frames in the whole run that were not yet answered or dropped.
     """
 
@@ -58,11 +58,12 @@ class Tally:
     def take(
         self, now: float, ended: Array, dead: bytearray
     ) -> tuple[float, Counts, Mapping[str, int]]:
-        """The time since the last look, what was counted in it, and what arrived at each task.
+        """Return the time since the last call in seconds, the counts in it, and the number of
+        arrivals at each task.
 
         Args:
-            ended: of each frame, when it was answered or dropped.
-            dead: of each frame, whether it was dropped.
+            ended: time when each frame was answered or dropped, shape (frames,).
+            dead: whether each frame was dropped, shape (frames,).
         """
         over_s = now - self._at
         end = int(np.searchsorted(self._clients.arrival, now, side="right"))
@@ -88,7 +89,7 @@ class Tally:
         return found
 
     def _bad(self, ended: Array, dead: bytearray) -> dict[str, int]:
-        """Frames that were dropped or late, by stream."""
+        """Return the number of frames that were dropped or late, by stream."""
         closed = np.array(self._closed, dtype=np.int64)
         late = ended[closed] > self._clients.deadline[closed] + EPSILON_S
         dropped = np.array([dead[frame] for frame in self._closed], dtype=bool)

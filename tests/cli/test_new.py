@@ -60,7 +60,7 @@ def test_nothing_is_overwritten(tmp_path, capsys):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "model.py").write_text("mine")
     assert new(tmp_path / "full") == 2
-    assert "is there and not empty" in capsys.readouterr().err
+    assert "exists and is not empty" in capsys.readouterr().err
     assert (tmp_path / "full" / "model.py").read_text() == "mine"
 
 

@@ -109,11 +109,11 @@ def test_a_dry_run_is_shown_beside_what_runs():
     assert "in force: Hardware scaling." in text
     rows = [[c.strip() for c in line.split("│")[1:-1]] for line in text.splitlines()]
     assert ["gpu", "2", "2", "3"] in rows
-    assert ["w2", "gpu", "whatever comes", "large, batches of 4", "large"] in rows
+    assert ["w2", "gpu", "all requests", "large, batches of 4", "large"] in rows
     assert "w1" not in text
     found["workers"].pop("w2")
     found["replicas"]["gpu"]["target"] = None
-    assert "every worker that is there would go on" in printed()
+    assert "no present worker would change" in printed()
     assert "as many as there are" in printed()
 
 

@@ -105,7 +105,7 @@ def test_mistakes_are_named(log, tmp_path):
         ((tmp_path,), "no decision log here"),
         ((log, "--run", "loki"), "there are 20260101-deferred, 20260101-eager"),
         ((log, "--policy", "egaer"), "policy 'egaer' is unknown"),
-        ((log, "--policy-arg", "a=1"), "--policy-arg goes with --policy"),
+        ((log, "--policy-arg", "a=1"), "--policy-arg needs --policy"),
         ((log, "--policy", "eager", "--policy", "flex", "--policy-arg", "a=1"), "one --policy"),
         ((log, "--policy", "eager", "--warmup-s", "9"), "warmup_s must be"),
     ):

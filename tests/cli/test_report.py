@@ -183,9 +183,9 @@ def test_figures_and_words(sources):
     assert facts["requests"] == f"{report.count():,}"
     (changes,) = [t.rows for heading, _, t in source.tables if "told" in heading]
     said = [words for _, words in changes]
-    assert "the plan wants d-small of w0, in batches of at most 8 for 9 requests/s" in said[0]
+    assert "the plan assigns d-small to w0, in batches of at most 8 for 9 requests/s" in said[0]
     assert said[1] == "w1 left"
-    assert said[2].startswith("w1 (cpu) is there with c-only, d-large, d-small")
+    assert said[2].startswith("w1 (cpu) joined with c-only, d-large, d-small")
     drops = next(t.rows for heading, _, t in source.tables if heading.startswith("Why"))
     assert sum(int(n) for _, n, _ in drops) == report.count("dropped")
     assert len(source.worst) == 10
@@ -280,17 +280,17 @@ def test_the_worst_are_explained_step_by_step():
     late, dropped, pending = source.worst
     assert late.head == "m at 1.000 s: answered after 120.0 ms, 20.0 ms late"
     assert list(late.steps) == [
-        "arrived at 1.000 s for m, to be answered within 100 ms; nobody waited before it, "
-        "no workers were busy",
+        "arrived at 1.000 s for m, to be answered within 100 ms; requests waiting before "
+        "it: 0, busy workers: 0",
         "+40.0 ms: sent to w0 with one other as v; predicted to end at +90.0 ms, 10.0 ms before "
         "its deadline",
         "+60.0 ms: the batch began (10.0 ms later than predicted)",
         "+120.0 ms: done; it ran 60.0 ms, 20.0 ms longer than predicted",
-        "missed by 20.0 ms. Most of its time went into this: the execution (60.0 ms)",
+        "missed by 20.0 ms. The longest part was running (60.0 ms)",
     ]
     assert dropped.head == "m at 1.070 s: given up after 60.0 ms (shed)"
-    assert dropped.steps[0].endswith("nobody waited before it, 1 worker was busy")
-    assert dropped.steps[1] == "+50.0 ms: w0 was the first of them to be done"
+    assert dropped.steps[0].endswith("requests waiting before it: 0, busy workers: 1")
+    assert dropped.steps[1] == "+50.0 ms: w0 was the first of these workers to be free"
     assert dropped.steps[2].startswith("+60.0 ms: given up (shed): ")
     assert pending.head == "m at 1.500 s: never answered"
 
@@ -300,7 +300,7 @@ def test_without_a_miss_the_tightest_are_shown():
     source = of_report(report, "test")
     assert [d.tags["outcome"] for d in source.worst] == ["good", "good"]
     assert source.worst[0].head.endswith("380.0 ms to spare")
-    assert "None was missed" in page(source).render()
+    assert "No request was missed" in page(source).render()
 
 
 def test_long_runs_show_their_end(sources, monkeypatch):
@@ -325,7 +325,7 @@ def test_what_is_no_source(tmp_path):
     for what, said in (
         (tmp_path / "none", "No such file or folder"),
         (tmp_path / "empty", "neither a decision log"),
-        (tmp_path, "no bench run: 'slo_ms'"),
+        (tmp_path, "not a bench run: 'slo_ms'"),
         (tmp_path / "requests.csv", "no decision log, or cut short"),
         (tmp_path / "text.npz", "not a report file"),
     ):

@@ -84,7 +84,7 @@ def test_goodput_search(run):
         (["--policy", "Eager"], "(did you mean 'eager'?)"),
         (["--policy-arg", "fairness=x"], "fairness must be a number, got 'x'"),
         (["--report", "/dev/null/x"], "--report: cannot write '/dev/null/x': Not a directory"),
-        (["configs/digits-eager.yaml"], "a config of `serve run`; wanted is one like configs/sim"),
+        (["configs/digits-eager.yaml"], "a config of `serve run`; wanted a file like configs/sim"),
         (["--warmup-s", "99"], "warmup_s must be"),
         (["nowhere.yaml"], "nowhere.yaml: No such file or directory"),
     ],
@@ -120,7 +120,7 @@ def test_an_application(run):
     assert (summary["seed"], len(summary["streams"])) == (2, 3)
     code, _, err = run("simulate", spec, "--workers", 4)
     assert code == 2
-    assert "--workers does not go with an application" in err
+    assert "--workers cannot be used with an application" in err
 
 
 def test_an_application_is_logged(run, tmp_path):
@@ -131,4 +131,4 @@ def test_an_application_is_logged(run, tmp_path):
     assert "all the same" in out
     code, _, err = run("simulate", "--log", tmp_path / "log")
     assert code == 2
-    assert "--log goes with an application" in err
+    assert "--log needs an application" in err

@@ -141,7 +141,7 @@ def test_options_must_fit_together(tmp_path) -> None:
     from ray_slo.demo.__main__ import run
 
     quiet = SimpleNamespace(print=lambda *_a, **_k: None)
-    with pytest.raises(ValueError, match="--rate goes with"):
+    with pytest.raises(ValueError, match="--rate needs --slo-ms and --wait-ms"):
         run(quiet, options(tmp_path, rate=10.0))
 
 

@@ -100,7 +100,7 @@ def test_http_deadline_that_cannot_be_met_is_refused_at_once(app, header, value)
     body = answer.json()
     assert (body["error"], body["reason"]) == ("RefusedEarly", "would_miss")
     if "model" not in body:  # the proxy refused it: an earlier request had not left it yet
-        assert "at the door" in body["message"]
+        assert "for admission" in body["message"]
         return
     assert (body["model"], body["latency_slo_ms"]) == ("tasks", 1.0)
     assert body["predicted_finish_ms"] > 1

@@ -70,7 +70,7 @@ def test_a_flag_belongs_to_one_batch():
     flag = PreemptionFlag()
     with preemption_scope(flag):
         pass
-    with pytest.raises(ValueError, match="make a PreemptionFlag for each"), preemption_scope(flag):
+    with pytest.raises(ValueError, match="one PreemptionFlag per batch"), preemption_scope(flag):
         pass
 
 

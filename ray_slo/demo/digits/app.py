@@ -1,4 +1,5 @@
-"""The application: a plain class with a batch method, for ray-slo, Ray Serve or your own loop."""
+"""The digits application: a plain class with a batch method, for ray-slo, Ray Serve or your own
+loop."""
 
 from __future__ import annotations
 
@@ -18,9 +19,11 @@ if TYPE_CHECKING:
     from ray_slo.demo.digits.networks import Network
 
 MAX_BYTES = 4 * 2**20
-MAX_SIDE = 2048  # pixels, checked before decoding; bounds the square a thin strip is padded to
-MIN_CONTRAST = 16  # of 255: below this there is nothing to read
-FILL = 0.8  # the data's digits fill their frame; smaller ones are cropped to do so
+# Largest side in pixels. It is checked before decoding, and limits the square to which a thin
+# picture is padded.
+MAX_SIDE = 2048
+MIN_CONTRAST = 16  # of 255; a picture with less contrast has no readable digit
+FILL = 0.8  # digits that fill less of the picture are cropped, as those in the data fill it
 
 
 class Answer(TypedDict):
@@ -30,19 +33,25 @@ class Answer(TypedDict):
 
 @checked_by(lambda name: spec(name))
 def load_variant(name: str) -> Network:
-    """The network of that name, trained if need be: images (b, 8, 8) -> probabilities (b, 10).
+    """Return the network of a name. It is trained first if it is not cached. It maps images, shape
+    (b, 8, 8), to probabilities, shape (b, 10).
 
-    For a worker that hosts several variants. ValueError names the valid ones.
+    Raises:
+        ValueError: the name is unknown. The message has the valid ones.
     """
-    spec(name)  # a wrong name is said before torch is imported
+    spec(name)  # report a wrong name before the slow import of torch
     from ray_slo.demo.digits.train import load_or_train
 
     return load_or_train([name])[name].module
 
 
 class DigitsFamily:
-    """Reads handwritten digits with whichever network of the family it is handed: for a deployment
-    with variants. ``threads``: of torch."""
+    """Reads handwritten digits with the network that each call gets. It is for a deployment with
+    variants.
+
+    Args:
+        threads: number of torch's CPU threads.
+    """
 
     def __init__(self, threads: int = 1) -> None:
         if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
@@ -52,7 +61,7 @@ class DigitsFamily:
         torch.set_num_threads(threads)
 
     def __call__(self, network: Network, images: list[NDArray[np.float32]]) -> list[Answer]:
-        """Preprocessed images, each (8, 8), to one answer each, in the same order."""
+        """Return one answer for each preprocessed image, shape (8, 8), in the same order."""
         if not images:
             return []
         import torch
@@ -66,11 +75,13 @@ class DigitsFamily:
 
     @staticmethod
     def preprocess(item: Any) -> NDArray[np.float32]:
-        """The bytes of a PNG or JPEG, or 8 x 8 numbers (ink 0..16), as float32 (8, 8).
+        """Return an image as float32, shape (8, 8), ink 0..16. The item is the bytes of a PNG or
+        JPEG, or 8 x 8 such numbers.
 
-        Pictures may be of any size up to the limits above, dark on light or light on dark.
+        Pictures may have any size up to the limits above, dark on light or light on dark.
 
-        ValueError says what was wrong with ``image``.
+        Raises:
+            ValueError: the image is not valid. The message says what is wrong.
         """
         if isinstance(item, (bytes, bytearray, memoryview)):
             return _from_file(bytes(item))
@@ -78,12 +89,17 @@ class DigitsFamily:
 
     @staticmethod
     def example_input() -> NDArray[np.float32]:
-        """A preprocessed held-out image, for warm-up and profiling."""
+        """Return a preprocessed held-out image, for warm-up and profiling."""
         return test_set()[0][0].copy()
 
 
 class Digits(DigitsFamily):
-    """Reads handwritten digits with one network: ``variant``: digits-xs to digits-xl."""
+    """Reads handwritten digits with one network.
+
+    Args:
+        variant: name of the network, digits-xs to digits-xl.
+        threads: number of torch's CPU threads.
+    """
 
     def __init__(self, variant: str = "digits-m", threads: int = 1) -> None:
         super().__init__(threads)
@@ -93,7 +109,7 @@ class Digits(DigitsFamily):
     def __call__(  # type: ignore[override]
         self, images: list[NDArray[np.float32]]
     ) -> list[Answer]:
-        """Preprocessed images, each (8, 8), to one answer each, in the same order."""
+        """Return one answer for each preprocessed image, shape (8, 8), in the same order."""
         return super().__call__(self.network, images)
 
 
@@ -112,8 +128,8 @@ def variants(*names: str) -> list[Variant]:
 
 
 def payloads() -> tuple[list[bytes], Labels]:
-    """What `ray-slo bench --payload ray_slo.demo.digits:payloads` sends: every held-out image as a
-    PNG, and the digits that they show."""
+    """Return every held-out image as a PNG, and their digits. `ray-slo bench --payload
+    ray_slo.demo.digits:payloads` sends these."""
     return test_pngs()
 
 
@@ -126,7 +142,8 @@ def _from_numbers(item: Any) -> NDArray[np.float32]:
         f"{SIDE} x {SIDE} numbers from 0 (paper) to {INK:.0f} (ink), or the bytes of a PNG or JPEG"
     )
     if isinstance(item, (list, tuple)):
-        # checked before NumPy sees it: ragged lists raise there, and long ones would be copied
+        # Check the rows before NumPy does: it raises for rows of unequal length, and copies long
+        # ones.
         if len(item) != SIDE:
             raise _refuse(f"{len(item)} rows", wanted)
         for index, row in enumerate(item):
@@ -154,12 +171,12 @@ def _from_file(raw: bytes) -> NDArray[np.float32]:
     gray = _decode(raw)
     height, width = gray.shape
     edge = np.concatenate([gray[0], gray[-1], gray[:, 0], gray[:, -1]])
-    ink = np.abs(gray - np.median(edge))  # distance from the paper, be it dark or light
+    ink = np.abs(gray - np.median(edge))  # difference from the background, dark or light
     if ink.max() < MIN_CONTRAST:
         raise _refuse(
             f"an even {width} x {height} picture", "a digit that stands out from its background"
         )
-    # The family was trained on digits that fill their frame: crop wide margins, keep tight ones.
+    # The networks were trained on digits that fill their frame. So wide margins are cropped.
     rows, columns = (np.flatnonzero((ink > 0.25 * ink.max()).any(axis)) for axis in (1, 0))
     box = max(np.ptp(rows), np.ptp(columns)) + 1
     if box < FILL * max(height, width):
@@ -174,7 +191,8 @@ def _from_file(raw: bytes) -> NDArray[np.float32]:
 
 
 def _decode(raw: bytes) -> NDArray[np.float32]:
-    """Grayscale (height, width) in 0..255; sizes are bounded before anything is decoded."""
+    """Return a picture in grayscale, shape (height, width), 0..255. Its size is checked before it
+    is decoded."""
     wanted = f"a PNG or JPEG of at most {MAX_BYTES} bytes and {MAX_SIDE} x {MAX_SIDE} pixels"
     if len(raw) > MAX_BYTES:
         raise _refuse(f"{len(raw)} bytes", wanted)
@@ -198,7 +216,7 @@ def _decode(raw: bytes) -> NDArray[np.float32]:
 
 
 def _flatten(picture: Image.Image) -> NDArray[np.float32]:
-    """Transparent pixels become paper: white under dark ink, black under light ink."""
+    """Replace transparent pixels by background: white under dark ink, black under light ink."""
     pixels = np.asarray(picture, np.float32)
     gray = pixels[..., :3] @ np.array([0.299, 0.587, 0.114], np.float32)
     alpha = pixels[..., 3] / 255

@@ -1,4 +1,4 @@
-"""The plain application with `@ray_slo.batch` instead of `@serve.batch`: all else is equal."""
+"""The plain application with `@ray_slo.batch` instead of `@serve.batch`. All else is equal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ray_slo.demo.digits.plain import DigitsOverHttp
 
 
 class BatchedDigits(DigitsOverHttp):
-    """`@ray_slo.batch`: no wait to tune, but a latency to keep."""
+    """Batches with `@ray_slo.batch`. It has an SLO instead of a wait that must be tuned."""
 
     def configure(self, latency_slo_ms: float, max_batch_size: int = 32) -> None:
         batch: Any = self.predict
@@ -29,7 +29,7 @@ def app(
     num_replicas: int = 2,
     max_batch_size: int = 32,
 ) -> serve.Application:
-    """A Serve application that answers within ``latency_slo_ms``."""
+    """Return a Serve application that answers within ``latency_slo_ms`` milliseconds."""
     return serve.deployment(
         BatchedDigits,
         name="BatchedDigits",

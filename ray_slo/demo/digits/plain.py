@@ -1,7 +1,7 @@
-"""The same application on plain Ray Serve, with `@serve.batch`: what ray-slo is compared with.
+"""The digits application on plain Ray Serve with `@serve.batch`, for comparisons with ray-slo.
 
-Decoding, network, threads, warm-up and answers are those of the other applications; only who
-forms the batches differs. Takes a PNG or JPEG (or a JSON array) by POST, like them.
+Decoding, network, threads, warm-up and answers are those of the other applications. Only the
+batching differs. Like them, it takes a PNG, a JPEG or a JSON array by POST.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ WARM_UP_SIZES = (1, 2, 4, 8, 16, 32)
 
 
 class DigitsOverHttp:
-    """Reads a digit out of an HTTP request.
+    """Reads the digit in an HTTP request.
 
-    Subclasses batch: `predict(image)` -> (answer, size of its batch).
+    Subclasses do the batching: `predict(image)` returns the answer, and the size of its batch.
     """
 
     def __init__(self, variant: str, **options: Any) -> None:
@@ -35,10 +35,10 @@ class DigitsOverHttp:
     predict: Any
 
     def configure(self, *_: Any, **options: Any) -> None:
-        """Takes the options of a subclass."""
+        """Take the options of a subclass."""
 
     def run(self, images: list[Any]) -> list[Any]:
-        """The batch, with its size beside each answer."""
+        """Run a batch. Return each answer with the size of the batch."""
         return [(answer, len(images)) for answer in self.digits(images)]
 
     async def __call__(self, request: Request) -> Response:
@@ -53,10 +53,10 @@ class DigitsOverHttp:
 
 
 class PlainDigits(DigitsOverHttp):
-    """`@serve.batch` with a fixed wait.
+    """Batches with `@serve.batch` and a fixed wait.
 
-    ``off_loop``: the network runs in a thread, as asyncio asks of code that computes; else it
-    blocks the event loop.
+    With ``off_loop``, the network runs in a thread, as is usual for computations in asyncio.
+    Otherwise it blocks the event loop.
     """
 
     off_loop = True
@@ -74,8 +74,8 @@ class PlainDigits(DigitsOverHttp):
 
 
 class TunableDigits(PlainDigits):
-    """The same, but each request says how to batch: a header is heard at once, where Serve would
-    start new replicas."""
+    """Batches as `PlainDigits`, in the way that each request's header says. So the way changes at
+    once; with Serve's own configuration, new replicas would have to start."""
 
     way = ""
 
@@ -95,9 +95,11 @@ def app(
     off_loop: bool = True,
     tunable: bool = False,
 ) -> serve.Application:
-    """A Serve application; ``batch_wait_s`` 0.01 is the default wait of `@serve.batch`.
+    """Return a Serve application.
 
-    ``tunable``: requests may change how to batch, with `WAY_HEADER`.
+    Args:
+        batch_wait_s: wait of `@serve.batch`, in seconds. 0.01 is its default.
+        tunable: whether requests may change the way of batching, with `WAY_HEADER`.
     """
     return serve.deployment(
         TunableDigits if tunable else PlainDigits,

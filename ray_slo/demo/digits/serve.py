@@ -1,4 +1,4 @@
-"""`make serve`: the digits application on a local Ray, left running until Ctrl-C."""
+"""`make serve`: run the digits application on a local Ray cluster until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def main() -> None:
     from ray_slo.demo.digits.train import load_or_train
     from ray_slo.serve import build_app
 
-    load_or_train(["digits-m"])  # once, before the replicas all want it
+    load_or_train(["digits-m"])  # once, before all replicas load it
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     ray.init(address="local", include_dashboard=False, log_to_driver=False)
     try:

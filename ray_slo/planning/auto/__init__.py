@@ -1,4 +1,4 @@
-"""Plan an application of any shape: trees of tasks with variants, on workers of several kinds.
+"""The planner `auto`: plans trees of tasks with variants, on workers of several kinds.
 
 Each stage is a module: the problem (`problem.py`) and the plan (`plan.py`), the number of workers
 of each kind for each variant (`program.py`), what each worker loads (`pack.py`), and the assignment

@@ -1,4 +1,4 @@
-"""From a solution of the program to a plan: slots of workers, shares, times, words."""
+"""Conversion of a solution of the program to a plan: slots of workers, shares, times, texts."""
 
 from __future__ import annotations
 
@@ -18,14 +18,22 @@ from ray_slo.planning.auto.uses import Use, rest_of, together, uses_of
 from ray_slo.planning.milp import Solution
 
 _AGAIN = 0.8
-"""Of the bad rate that may be, what is asked for where room for it was found and does not do: it
-depends on which uses there are, and these differ a little from program to program."""
+"""If a pool's room for bursts turns out too small, the next one is computed for this share of the
+allowed bad rate. The room depends on the uses, and these differ a little between programs."""
 
 
 @dataclass(frozen=True)
 class Built:
-    """A plan, how it was found, what bursts make late of each stream, and the pools of workers
-    that it makes: how many are in each, at most how many."""
+    """A plan and its origin.
+
+    Attributes:
+        unpriced: the plan without prices.
+        program, solution: the program and the solution that it comes from.
+        late: share of each stream's requests that bursts make late.
+        pools: the pools of workers that the plan makes.
+        workers: number of workers in each pool.
+        most: largest allowed number of workers in each pool.
+    """
 
     unpriced: Plan
     program: Program
@@ -41,14 +49,15 @@ class Built:
 
     @property
     def plan(self) -> Plan:
-        """With its prices."""
+        """The plan with its prices."""
         prices = prices_of(self.program, self.solution)
         found = Found.of(self.program.problem, self.limits)
         return replace(self.unpriced, prices=prices, found=found)
 
     def too_full(self, target: float) -> dict[Pair, Room]:
-        """The room that the pools need which have too little, for interruptions, or for
-        bursts where these make more than `target` of a stream's requests late."""
+        """Return the room that pools with too little room need. Room is for interruptions of spot
+        workers, and for bursts if these make more than the share `target` of a stream's requests
+        late."""
         rooms = {pair: self._room(pair, pool, target) for pair, pool in self.pools.items()}
         return {pair: room for pair, room in rooms.items() if room is not None}
 
@@ -64,17 +73,18 @@ class Built:
         bursts = Room()
         if problem.headroom:
             bursts = pool.allowed(math.ceil(max(pool.busy, 1.0)), most, target)
-        needed = (pool.busy + bursts.reserve) / bursts.slope  # of those that are there
+        needed = (pool.busy + bursts.reserve) / bursts.slope  # number of present workers
         if most_busy(workers, there, target) >= needed * (1 - EPS):
             return None
         return both(bursts, room(needed, there, target, most))
 
 
 def build(program: Program, step: Step, solution: Solution) -> Built:
-    """The plan of a solution, without workers that it has no use for.
+    """Return the plan of a solution, without workers that it does not need.
 
     Raises:
-        Unpacked, Blocked: what is planned for a kind cannot be on its workers.
+        Unpacked: the variants do not fit into the time and memory of the planned workers.
+        Blocked: some requests cannot wait for the batches of others.
     """
     problem = program.problem
     uses = uses_of(program, solution) if solution.found else []
@@ -135,7 +145,7 @@ def _share(found: float) -> float:
 
 
 def _accuracy(program: Program, solution: Solution) -> float:
-    """Mean over the requests that are served, percent."""
+    """Return the mean accuracy over the served requests, in percent."""
     problem = program.problem
     total = served = 0.0
     for i, stream in enumerate(program.graph.streams):
@@ -146,7 +156,7 @@ def _accuracy(program: Program, solution: Solution) -> float:
 
 
 def _bad(problem: Problem, shares: Mapping[str, float], late: Mapping[str, float]) -> float:
-    """Share of all demand that is not planned for, or that bursts make late."""
+    """Return the share of all demand that is not planned for, or that bursts make late."""
     total = sum(problem.rate(s) for s in problem.streams)
     good = sum(problem.rate(s) * shares[s] * (1 - late.get(s, 0.0)) for s in problem.streams)
     return max(1 - good / total, 0.0) if total else 0.0

@@ -1,4 +1,4 @@
-"""What a plan expects of each root's requests: their accuracy, and the share not in time."""
+"""The results that a plan predicts for each root: the accuracy, and the share of bad requests."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from ray_slo.planning.auto.problem import Demand, Problem
 def expected(
     problem: Problem, plan: Plan, factors: Mapping[str, float] | None = None
 ) -> dict[str, Expected]:
-    """By root, of those that are asked for. Where several roots share the plan, the accuracy of a
-    tree is the mean over its last tasks of the product of the tasks' accuracies on the way, and not
-    known where paths have one of their own.
+    """Return the prediction for each root with a demand.
+
+    With only one root, its accuracy is that of the plan. With several, the accuracy of a tree is
+    computed from the mean accuracies of its tasks. For each last task, these are multiplied along
+    the path from the root; the result is the mean of the products. It is unknown if the accuracies
+    of a tree are given by path.
 
     Args:
-        factors: planned demand over the one that there is, by stream; 1 where not given.
+        factors: ratio of the planned to the actual demand, by stream. The default is 1.
     """
     demand = _there(problem, factors)
     late = late_by_stream(problem, plan, demand)
@@ -41,7 +44,8 @@ def expected(
 
 
 def bad_share(problem: Problem, plan: Plan, factors: Mapping[str, float] | None = None) -> float:
-    """Share of all requests that are expected to be late or refused; arguments as of `expected`."""
+    """Return the predicted share of all requests that are late or refused. The arguments are those
+    of `expected`."""
     demand = _there(problem, factors)
     late = late_by_stream(problem, plan, demand)
     total = sum(demand[stream].rate for stream in late)
@@ -49,7 +53,7 @@ def bad_share(problem: Problem, plan: Plan, factors: Mapping[str, float] | None 
 
 
 def _there(problem: Problem, factors: Mapping[str, float] | None) -> dict[str, Demand]:
-    """The demand that there is."""
+    """Return the actual demand."""
     return {
         stream: Demand(of.rate / (factors or {}).get(stream, 1.0), of.dispersion)
         for stream, of in problem.demand.items()
@@ -57,7 +61,7 @@ def _there(problem: Problem, factors: Mapping[str, float] | None) -> dict[str, D
 
 
 def _by_model(problem: Problem, plan: Plan) -> dict[str, float]:
-    """Mean accuracy of the plan's answers, percent, by model."""
+    """Return the mean accuracy of the plan's answers by model, in percent."""
     accuracy = {v.name: (m.name, v.accuracy) for m in problem.models for v in m.variants}
     sums: dict[str, tuple[float, float]] = {}
     for slot in plan.slots:

@@ -1,16 +1,18 @@
 """Configurations, the nodes that they serve, and the ways to split an SLO among a path's tasks.
 
-A *configuration* is a variant on a kind of worker with a batch size: its latency and throughput are
-constants. A *node* is a task of a stream. A *path* is a sequence of variants from the root: shares
-of requests and their accuracies depend on these alone. So the program needs no path of
-configurations, of which there are many more: whatever hosted configurations a request comes by must
-be fast enough together (Loki's `any_route`), and that holds exactly if every node has a time
-*budget*, those on a path sum to the SLO at most, and a node's configurations keep its budget.
+A *configuration* is a variant on a kind of worker with a batch size. Its latency and its throughput
+are constants. A *node* is a task of a stream. A *path* is a sequence of variants from the root.
+Shares of requests and accuracies depend only on paths. The program does not need paths of
+configurations, of which there are many more. A request may meet any of the hosted configurations,
+so all their combinations must be fast enough (Loki's `any_route`). This is so exactly if every node
+has a time *budget*, such that the budgets on a path sum to at most the SLO and all configurations
+of a node keep its budget.
 
-Where all children of the root are last tasks, the root's budget leaves the others theirs: there are
-few such *splits* that no other dominates. Deeper trees choose a budget for each node.
+If all children of the root are last tasks, the budget of the root leaves the rest of the SLO for
+the others. Then there are few *splits* of the SLO that no other split dominates. In deeper trees, a
+budget is chosen for each node.
 
-Left out are configurations that others dominate: batches no faster per request than smaller ones.
+Dominated configurations are left out: batches that are no faster per request than smaller ones.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from ray_slo.planning.auto.sizes import size_of
 from ray_slo.planning.milp import Floats
 
 NO_TIME = 1e-12
-"""Rounding of sums of latencies, seconds."""
+"""Tolerance for rounding errors in sums of latencies, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,10 @@ class Config:
     """A variant on a kind of worker with a batch size.
 
     Attributes:
-        latency_s: of a full batch.
+        latency_s: latency of a full batch, in seconds.
         throughput: requests per second of one worker.
-        time_s: that a request is in the task, waiting and communication included.
-        size: class of the requests' sizes, of a model whose demand is known by size.
+        time_s: time of a request in the task, with waiting and communication, in seconds.
+        size: size class of the requests, if the model's demand is known by size.
     """
 
     variant: str
@@ -52,10 +54,17 @@ class Config:
 
 @dataclass(frozen=True)
 class Path:
-    """Variants from the root to `task`. `arrivals`: requests that reach it per request at the root,
-    were all of them on this path; `product`: of the accuracies, 0 to 1."""
+    """A sequence of variants from the root to a task.
 
-    parent: int  # -1 at the root
+    Attributes:
+        parent: index of the path without its last task. −1 at the root.
+        task: the last task.
+        variants: one variant for each task on the path.
+        arrivals: number of requests at `task` per request at the root, if all take this path.
+        product: product of the variants' accuracies, 0 to 1.
+    """
+
+    parent: int
     task: str
     variants: tuple[str, ...]
     arrivals: float
@@ -67,9 +76,10 @@ class Node:
     """A task of a stream.
 
     Attributes:
-        configs: that are fast enough, as indices, if the others on its paths take the least time.
-        paths: by variant, the indices of the tree's paths that end here.
-        most: requests that a request at the root makes here, at most.
+        configs: indices of the configurations that are fast enough if the other tasks on the paths
+            take the least time.
+        paths: indices of the tree's paths that end here, by variant.
+        most: largest number of requests at this task per request at the root.
     """
 
     stream: str
@@ -80,21 +90,22 @@ class Node:
 
 
 class Graph:
-    """What the program of one problem is made of.
+    """The configurations, paths and nodes of the program of one problem.
 
     Args:
-        problem: what is to be planned.
-        most_accurate: with the most accurate variants alone.
-        longest_s: of a batch, by kind.
+        problem: the planning problem.
+        most_accurate: whether only the most accurate variants are used.
+        longest_s: longest allowed batch, in seconds, by kind.
 
     Attributes:
-        variants: that take part, by model.
-        configs: of all models; for a variant and a kind by rising batch size.
-        streams: with a demand; those whose fastest path is too slow are in `too_slow`.
-        paths: by tree.
-        nodes: by stream and task, parents first.
-        splits: by stream, budgets by task, seconds, for every split of the SLO that no other
-            dominates; None where a child of the root has children.
+        variants: the variants that are used, by model.
+        configs: configurations of all models. For a variant and a kind, the batch size rises.
+        streams: streams with a demand whose fastest path is fast enough.
+        too_slow: time of the fastest path, in seconds, of the other streams with a demand.
+        paths: paths by tree.
+        nodes: nodes by stream and task, parents first.
+        splits: the splits of the SLO that no other dominates, by stream. A split is a budget in
+            seconds for each task. None if a child of the root has children.
     """
 
     def __init__(
@@ -129,9 +140,9 @@ class Graph:
         self._leave_out_short()
 
     def _leave_out_short(self) -> None:
-        """Leave out batches that are not the largest in time for any budget. If a model has several
-        nodes, they may need the same batch, so a batch stays if it is the largest for one of
-        them."""
+        """Leave out batch sizes that are not the largest in time for any budget. If a model has
+        several nodes, a batch size stays if it is the largest for one of them, because all of them
+        may need the same."""
         keep: dict[str, set[int]] = {model.name: set() for model in self.problem.models}
         for (stream, task), node in self.nodes.items():
             splits = self.splits[stream]
@@ -149,7 +160,8 @@ class Graph:
     def _options(
         self, model: str, variant: Variant, kind_name: str, size: Size | None
     ) -> list[Config]:
-        """Batch sizes of a variant on a kind, each faster per request than the smaller ones."""
+        """Return the configurations of a variant on a kind. Each batch size is faster per request
+        than the smaller ones."""
         problem, kind = self.problem, self.problem.kind[kind_name]
         profile = variant.profiles.get(kind_name)
         if profile is None or not problem.most(kind):
@@ -163,7 +175,7 @@ class Graph:
         if problem.group_of.get(model, kind.group) != kind.group:
             return []
         items = problem.model[model].items if size is None else size.items
-        more = 0.0 if size is None else size.largest - items  # of the largest in a batch
+        more = 0.0 if size is None else size.largest - items  # the largest request's extra items
         most = max(int((profile.max_batch_size - more) / items + NO_TIME), 1)
         found: list[Config] = []
         for b in sorted({min(b, most) for b in problem.batch_sizes}):
@@ -224,12 +236,13 @@ class Graph:
             )
 
     def able(self, stream: str, task: TreeTask) -> list[int]:
-        """Configurations for a task of a stream: for the sizes of its requests."""
+        """Return the configurations for a task of a stream, and for the size class of its
+        requests."""
         size = size_of(self.problem, stream) if task.parent is None else None
         return [i for i in self.of_model[task.model] if self.configs[i].size == size]
 
     def least_s(self, stream: str) -> dict[str, float]:
-        """The least time in each task, seconds."""
+        """Return the least time in each task of a stream, in seconds."""
         return {
             task.name: min(
                 (self.configs[i].time_s for i in self.able(stream, task)), default=math.inf
@@ -238,7 +251,8 @@ class Graph:
         }
 
     def rest_s(self, tree: Tree, own_s: dict[str, float]) -> dict[str, float]:
-        """From entering a task to the last of its sinks, given the time in each."""
+        """Return the time from entering a task to the end of its last descendant, in seconds, by
+        task. `own_s` is the time in each task."""
         rest: dict[str, float] = {}
         for task in reversed(tree.order):
             below = [rest[child] for child in tree.children(task.name)]
@@ -246,7 +260,7 @@ class Graph:
         return rest
 
     def times_s(self, stream: str, task: str) -> list[float]:
-        """Different times of a node's configurations, rising."""
+        """Return the different times of a node's configurations, in seconds, ascending."""
         return sorted({self.configs[i].time_s for i in self.nodes[stream, task].configs})
 
     def _splits(self, stream: str) -> list[dict[str, float]] | None:
@@ -260,7 +274,7 @@ class Graph:
         found: list[tuple[list[int], dict[str, float]]] = []
         for mine in times[root]:
             budgets = {root: mine} | dict.fromkeys(below, slo_s - mine)
-            # How many of a node's times keep its budget says which of its batches do.
+            # The number of a node's times within its budget identifies the allowed batch sizes.
             kept = [
                 sum(t <= budgets[name] + NO_TIME for t in of_node)
                 for name, of_node in times.items()
@@ -275,11 +289,11 @@ class Graph:
         return [budgets for _, budgets in found]
 
     def throughput(self, node: tuple[str, str]) -> Floats:
-        """Of a node's configurations, requests per second of one worker."""
+        """Return the requests per second of one worker, for each configuration of a node."""
         return np.array([self.configs[k].throughput for k in self.nodes[node].configs])
 
     def accuracy(self, tree: Tree, path: Path) -> float:
-        """Of a path, percent."""
+        """Return the accuracy of a path, in percent."""
         return tree.path_accuracies.get(path.variants, 100 * path.product)
 
     def sinks(self, tree: Tree) -> list[str]:
@@ -287,6 +301,6 @@ class Graph:
 
 
 def best(variants: tuple[Variant, ...]) -> tuple[Variant, ...]:
-    """The most accurate ones."""
+    """Return the most accurate variants."""
     top = max(v.accuracy for v in variants)
     return tuple(v for v in variants if v.accuracy == top)

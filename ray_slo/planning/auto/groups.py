@@ -1,25 +1,28 @@
-"""Choose the group of workers for each model that no group lists.
+"""Choice of the group of workers for each model that no group lists.
 
-Models of one tree, and of trees that share a model, are a *unit*. A unit goes to one group, because
-a group's scheduler knows only the latencies of its own workers. For a unit u and a group j,
+The models of one tree are a *unit*, together with those of trees that share a model with it. A unit
+goes to one group, because a group's scheduler knows only the latencies of its own workers. For a
+unit u and a group j,
 
     full(u, j) = Σ rate / Σ_k n(k)·q(k)    over the unit's tasks; k: the group's kinds
 
 is the share of the group's time that u takes with the most accurate variant that is in time. The
-group has at most n(k) workers, each with the throughput q(k) of its largest batch in time. For a
-group of a given size, 1/full is the burst tolerance of HERD (SHEPHERD §4). Σ_u full is the load
-that `partition` makes even (Symphony Appendix A), here for different groups. A small program
-chooses:
+group has at most n(k) workers of kind k. q(k) is the throughput of such a worker with its largest
+batch in time. For a group of a given size, 1/full is the burst tolerance of HERD (SHEPHERD §4).
+Σ_u full is the load that `partition` balances (Symphony Appendix A), here for groups that differ. A
+small mixed-integer program chooses the groups:
 
     minimise   Σ_j [10·(full(j) − 0.7)⁺ + 20·(full(j) − 1)⁺] + 0.2·max_j full(j), over the average
                + accuracy that is lost + 10·cost, as a share of the highest
                + move_cost per model that moves + 100 per unit that is not in time
                + 100·(memory beyond the group's)⁺, as a share of it
 
-in points of accuracy. So loads are balanced where a group would be full. If none would be, a model
-goes to the cheapest group that loses no accuracy. No model moves for less than the move costs.
+in points of accuracy. So loads are balanced if a group would be full. Otherwise a model goes to the
+cheapest group that loses no accuracy. A model moves only if the gain is larger than the cost of the
+move.
 
-Worked example: three models, each of half a worker, on groups of two workers and of one.
+Worked example: three models that need half a worker each, on a group of two workers and a group of
+one worker.
 
     >>> from ray_slo.core.profiles import LatencyProfile
     >>> from ray_slo.core.trees import Tree
@@ -48,22 +51,22 @@ from ray_slo.planning.auto.problem import Kind, Problem, Variant
 from ray_slo.planning.milp import Floats, Milp
 
 COMFORTABLE = 0.7
-"""Share of a group's time that may be taken before evenness counts; bursts have the rest."""
+"""Share of a group's time from which its load counts in the objective. The rest is for bursts."""
 
 OVER, FULL, EVEN, COST, LOST = 10.0, 20.0, 0.2, 10.0, 100.0
 """Weights of the objective (see the module), in points of accuracy."""
 
 _TIME_LIMIT_S = 5.0
-_GAP = 1e-6  # what is missing in an overload weighs much more than a move
+_GAP = 1e-6  # small, because the costs of an overload are much larger than those of a move
 
 Unit = tuple[str, ...]
 
 
 def in_groups(problem: Problem) -> Problem:
-    """The problem with a group for every model, if workers are in groups.
+    """Return the problem with a group for every model, if workers are in groups.
 
     Raises:
-        ValueError: a model is in no group that it may be in together with its tree.
+        ValueError: no group may have all models of a unit.
     """
     if not problem.groups or problem.group_of.keys() == problem.model.keys():
         return problem
@@ -71,7 +74,8 @@ def in_groups(problem: Problem) -> Problem:
 
 
 def units(problem: Problem) -> tuple[Unit, ...]:
-    """Models that are served in one group, in the order of the problem's models."""
+    """Return the units: the sets of models that must be in one group. They are in the order of the
+    problem's models."""
     unit_of = {model: {model} for model in problem.model}
     for tree in problem.trees:
         together = set[str]().union(*(unit_of[model] for model in tree.models))
@@ -81,10 +85,10 @@ def units(problem: Problem) -> tuple[Unit, ...]:
 
 
 def choose(problem: Problem) -> dict[str, str]:
-    """Group of every model.
+    """Return the group of every model.
 
     Raises:
-        ValueError: see `in_groups`.
+        ValueError: as in `in_groups`.
     """
     free: list[Unit] = []
     fixed: list[Unit] = []
@@ -127,7 +131,7 @@ def _solved(
 ) -> dict[Unit, str]:
     groups = problem.groups
     demands = [Takes(problem, group) for group in groups]
-    told = np.zeros((2, len(groups)))  # of what is in its group already: time, memory
+    told = np.zeros((2, len(groups)))  # time and memory that listed models take of each group
     for unit in fixed:
         for model in unit:
             j = groups.index(chosen[model])
@@ -146,7 +150,7 @@ def _solved(
         penalty[u] += problem.move_cost * np.array(moved)
     may = np.array([[group in allowed[unit] for group in groups] for unit in free], float)
     values = _program(problem, full, needs, penalty, may, told)
-    if values is None:  # the limit came before any plan
+    if values is None:  # the time limit ended the search before any plan
         now = penalty + LOST * (1 - may) + OVER * full
         return {unit: groups[j] for unit, j in zip(free, now.argmin(axis=1), strict=True)}
     return {unit: groups[j] for unit, j in zip(free, values.argmax(axis=1), strict=True)}
@@ -155,7 +159,7 @@ def _solved(
 def _program(
     problem: Problem, full: Floats, memory: Floats, penalty: Floats, may: Floats, told: Floats
 ) -> Floats | None:
-    """Shares of units in groups, each 0 or 1, (units, groups)."""
+    """Return whether each unit is in each group, 0 or 1, shape (units, groups)."""
     m = Milp("min")
     count = full.shape[1]
     y = m.variables("y: unit in group", full.shape, upper=may, integer=True)
@@ -179,7 +183,7 @@ def _program(
 
 
 class Takes:
-    """What serving takes of a group."""
+    """Computes the resources of a group that serving a unit takes."""
 
     def __init__(self, problem: Problem, group: str) -> None:
         self._problem = problem
@@ -189,10 +193,13 @@ class Takes:
         self._room_mb = sum(room) if room and all(room) else 0.0
 
     def of_unit(self, unit: Unit) -> tuple[float, float, float, float]:
-        """Shares of the group's time and memory, points of accuracy that are lost against perfect
-        answers (or the floor, where cost comes first), weighted by the demand, and the cost per
-        hour. A time of `inf`: not in time, or it
-        fits on no worker."""
+        """Return four figures for a unit in this group: the share of the group's time, the share of
+        its memory, the lost points of accuracy, and the cost per hour.
+
+        The lost points are weighted by the demand. They are relative to perfect answers, or to the
+        accuracy floor if cost comes first. The time is `inf` if the unit cannot be in time, or fits
+        on no worker.
+        """
         time = lost = cost = 0.0
         memory_mb: dict[str, float] = {}
         problem = self._problem
@@ -241,8 +248,8 @@ class Takes:
         return problem.waiting_factor * latency_s + problem.communication_s
 
     def _budgets_s(self, tree: Tree, slo_s: float) -> dict[str, float] | None:
-        """The SLO, shared among the tasks of each path as the fastest variants take; None where it
-        is too short for these."""
+        """Return the part of the SLO for each task, in seconds. It is proportional to the time of
+        the fastest variants on its path. None if the SLO is too short for these."""
         least: dict[str, float] = {}
         for task in tree.order:
             one = math.ceil(self._problem.model[task.model].items - 1e-9)
@@ -267,8 +274,8 @@ class Takes:
         return {name: slo_s * least_s / longest[name] for name, least_s in least.items()}
 
     def _served(self, task: TreeTask, budget_s: float) -> tuple[Variant, float, float] | None:
-        """A task's variant, the group's requests per second with it, and the price of one, per
-        hour and request per second."""
+        """Return the variant of a task, the requests per second that the group can serve with it,
+        and the price per hour for each request per second."""
         problem = self._problem
         found = []
         for variant in problem.variants_of(task):
@@ -287,7 +294,7 @@ class Takes:
         return max(enough, key=lambda one: (one[0].accuracy, one[1]), default=None)
 
     def _throughput(self, variant: Variant, kind: Kind, model: str, budget_s: float) -> float:
-        """Requests per second of one worker; 0 where no batch is in time."""
+        """Return the requests per second of one worker. It is 0 if no batch is in time."""
         profile, items = variant.profiles[kind.name], self._problem.model[model].items
         most = max(int(profile.max_batch_size / items + 1e-12), 1)
         best = 0.0
@@ -299,7 +306,7 @@ class Takes:
 
 
 def _affordable(problem: Problem) -> float:
-    """Share of all workers that the budget pays for."""
+    """Return the share of all workers that the budget pays for."""
     if problem.budget_per_hour is None or problem.present is not None:
         return 1.0
     all_of_them = sum(problem.most(kind) * kind.price_per_hour for kind in problem.kinds)

@@ -1,22 +1,25 @@
-"""Room for bursts: how much of the workers' time may be planned, and what bursts make late.
+"""Room for bursts: the share of the workers' time that may be planned, and the share of the
+requests that bursts make late.
 
-Take a pool of n workers that are busy with B of them on average. Work arrives with a variance of
-σ² worker-seconds² per second: Σ d·r·s², where d is the index of dispersion of a use's arrivals, r
-its rate and s = ℓ(b)/b the work of a request. Workers take work off at n per second, so what is
-waiting is a reflected Brownian motion with drift B − n and variance σ² (heavy traffic). A request
-may wait W before its batch starts, so work beyond K = n·W is late, and a scheduler that knows
-deadlines drops it: a second barrier, at K. What is lost at that barrier, as a share of the work, is
+Take a pool of n workers of which B are busy on average. Work arrives with a variance of σ²
+worker-seconds² per second. σ² = Σ d·r·s² over the uses, where d is the index of dispersion of a
+use's arrivals, r its rate, and s = ℓ(b)/b the work of a request. The workers do n worker-seconds of
+work per second. So the waiting work is a reflected Brownian motion with drift B − n and variance σ²
+(heavy traffic). A request may wait for W before its batch starts, so work beyond K = n·W is late. A
+scheduler that knows deadlines drops it. This is a second barrier, at K. The share of the work that
+is lost there is
 
     bad = x / (exp(2·(n − B)·K / σ²) − 1),   x = (n − B)/B;    σ²/(2·B·K) at n = B,
 
-for any load, also beyond n, where it goes to 1 − n/B. For one use, (n − B)·K/σ² = x·k/d, where
-k = n·b·W/ℓ is how many requests start within W: more workers, larger batches and more slack make
-room for bursts, dispersion takes it. Batches come whole, so of the requests that start within W
-half a batch is on its way already when a burst comes: k = n·b·W/ℓ − (b − 1)/2, which matters for
-few workers.
+for any load. In overload it goes to 1 − n/B. For one use, (n − B)·K/σ² = x·k/d, where k = n·b·W/ℓ
+is the number of requests that start within W. So more workers, larger batches and more slack make
+room for bursts, and dispersion takes it. Requests start in whole batches. When a burst comes, half
+a batch of the requests that start within W has already started on average. So k is n·b·W/ℓ − (b −
+1)/2, which matters for few workers.
 
-`tests/planning/auto/test_headroom.py` compares it with the simulator, policy `deferred`, Poisson
-arrivals.
+`tests/planning/auto/test_headroom.py` compares this with the simulator, for the policy `deferred`
+and Poisson arrivals.
+
 Worked example: one worker, batches of 8, W = ℓ: k = 4.5. With 80 % of its time planned, x = 0.25:
 
     >>> round(bad_rate(busy=0.8, workers=1, room=4.5 / 8, variance=0.8 / 8), 3)
@@ -34,18 +37,18 @@ from dataclasses import dataclass
 from ray_slo.planning.auto.limits import Room
 from ray_slo.planning.auto.uses import Use
 
-_LARGE = 700.0  # exponent
-_STEPS = 40  # of a bisection
+_LARGE = 700.0  # exponents above this overflow
+_STEPS = 40  # number of steps of a bisection
 
 
 def bad_rate(busy: float, workers: float, room: float, variance: float) -> float:
-    """Share of the work that bursts make late.
+    """Return the share of the work that bursts make late.
 
     Args:
-        busy: B, workers.
-        workers: n.
-        room: K, worker-seconds that may wait.
-        variance: σ², worker-seconds² per second.
+        busy: B, the mean number of busy workers.
+        workers: n, the number of workers.
+        room: K, the work that may wait, in worker-seconds.
+        variance: σ², in worker-seconds² per second.
     """
     if busy <= 0:
         return 0.0
@@ -64,10 +67,12 @@ def bad_rate(busy: float, workers: float, room: float, variance: float) -> float
 
 
 def occupancy(workers: float, room: float, variance: float, target: float) -> float:
-    """The largest share of the workers' time that may be planned for a bad rate of `target`.
+    """Return the largest share of the workers' time that may be planned for a bad rate of `target`.
 
     Args:
+        workers, room: as in `bad_rate`.
         variance: σ² per busy worker.
+        target: the allowed bad rate.
     """
     low, high = 0.0, 1.0
     for _ in range(_STEPS):
@@ -82,14 +87,14 @@ def occupancy(workers: float, room: float, variance: float, target: float) -> fl
 
 @dataclass(frozen=True)
 class Pool:
-    """Workers that serve the same uses, and what these do to them.
+    """Workers that serve the same uses, and the load of these uses.
 
     Attributes:
-        busy: workers that are busy on average.
-        wait_s: that work may wait, on average over the work.
-        half_s: worker-seconds of half a batch.
+        busy: mean number of busy workers.
+        wait_s: time that work may wait, in seconds: the mean over the work.
+        half_s: work of half a batch, in worker-seconds.
         variance: σ² per busy worker.
-        depth: tasks of the longest tree that its requests belong to, which share the bad rate.
+        depth: number of tasks on the longest path of its requests. They share the bad rate.
     """
 
     busy: float
@@ -114,7 +119,8 @@ class Pool:
         )
 
     def room(self, workers: int) -> float:
-        """At least half a request, where a batch has the worker for itself."""
+        """Return the work that may wait, in worker-seconds. It is at least half of a request's
+        work, even if a batch has the worker to itself."""
         return max(workers * self.wait_s - self.half_s, self.variance / 2)
 
     def bad_rate(self, workers: int) -> float:
@@ -124,28 +130,30 @@ class Pool:
         return self.bad_rate(workers) > target / self.depth * (1 + 1e-6)
 
     def most_busy(self, workers: int, target: float) -> float:
-        """Workers that may be busy of these."""
+        """Return the mean number of these workers that may be busy."""
         room = self.room(workers)
         return workers * occupancy(workers, room, self.variance, target / self.depth)
 
     def allowed(self, workers: int, most: int, target: float) -> Room:
-        """Room for bursts, for as many workers as this load needs, up to `most`. What must be free
-        grows slower than the workers, so for more of them it is enough, too."""
+        """Return the room for bursts, for as many workers as this load needs, but at most `most`.
+        The time that must be free grows more slowly than the number of workers. So the room is also
+        enough for more workers."""
         while workers < most and self.too_full(workers, target):
             workers += 1
         low, high = (self.most_busy(n, target) for n in (workers, workers + 1))
         slope = min(max(high - low, low / workers), 1.0)
-        too_few = slope * (workers - 1) - 0.999 * self.busy  # one worker less must not do
+        too_few = slope * (workers - 1) - 0.999 * self.busy  # one worker less must be too few
         return Room(slope, max(slope * workers - low, too_few, 0.0))
 
 
 def pools_of(
     uses: Sequence[Use], sharing: bool, depths: Mapping[str, int]
 ) -> dict[tuple[str, str], Pool]:
-    """By variant and kind; the variant is "" where all of a kind share its workers.
+    """Return the pools by variant and kind. If variants share workers, a kind has one pool with the
+    variant "".
 
     Args:
-        depths: tasks on the longest path, by stream.
+        depths: number of tasks on the longest path, by stream.
     """
     grouped: dict[tuple[str, str], list[Use]] = {}
     for use in uses:
@@ -162,7 +170,7 @@ def late_by_stream(
     uses: Sequence[Use],
     sharing: bool,
 ) -> dict[str, float]:
-    """Share of a stream's requests that bursts make late: at one of its tasks at least."""
+    """Return the share of each stream's requests that bursts make late at one task or more."""
     rates: dict[tuple[str, str], float] = {}
     late: dict[tuple[str, str], float] = {}
     for use in uses:

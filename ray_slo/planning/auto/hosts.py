@@ -1,13 +1,13 @@
-"""Choose the variants of each worker of a kind, and their shares of its time.
+"""Choice of the variants of each worker of a kind, and of their shares of its time.
 
-If a worker has several variants, a request may have to wait for the end of another variant's batch,
-however urgent the request is (batches are not stopped). So variants share a worker only if each of
-them may wait (`Use.wait_s`) as long as the others' batches take. The other variants get workers of
-their own. If there are too few workers for that, variants may share some workers, provided that
-their own workers are enough to be in time (`may_wait`). Otherwise `Blocked` asks for a plan with
-shorter batches, or with one more worker.
+If a worker has several variants, even an urgent request may have to wait for the end of another
+variant's batch, because batches are not stopped. So variants share a worker only if each of them
+may wait (`Use.wait_s`) as long as the batches of the others take. Other variants get separate
+workers. If there are too few workers for that, such variants may share some of their workers, if
+the rest of their workers is enough to be in time (`may_wait`). Otherwise `Blocked` asks for a plan
+with shorter batches, or with one more worker.
 
-The loaded variants stay where they are, if they can serve the new shares.
+Loaded variants stay where they are, if they can serve the new shares.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Unpacked(Exception):
 
 
 class Blocked(Exception):
-    """On these workers of `kind` some requests cannot wait for batches longer than `longest_s`."""
+    """On the planned workers of `kind`, some requests cannot wait for batches that take longer than
+    `longest_s`."""
 
     def __init__(self, kind: str, longest_s: float, workers: int) -> None:
         super().__init__(kind)
@@ -42,20 +43,21 @@ class Blocked(Exception):
 
 
 def least_workers(program: Program, kind: Kind) -> int:
-    """Workers of a kind that are there, whether they have a use or not."""
+    """Return the number of workers of a kind that run in any case, even without a use."""
     present = program.problem.present
     return kind.min_workers if present is None else present.get(kind.name, 0)
 
 
 def shared(program: Program, kind: Kind, uses: Sequence[Use], most: int) -> list[Slot]:
-    """Workers with several variants each: the fewest on which they can be packed.
+    """Return the slots of the fewest workers on which the variants can be packed. A worker may have
+    several variants.
 
     Args:
-        most: workers of this kind.
+        most: largest number of workers of this kind.
 
     Raises:
-        Unpacked: there is none with this memory.
-        Blocked: there is none with batches as long as these.
+        Unpacked: the variants do not fit into the time and memory of the workers.
+        Blocked: some requests cannot wait for batches that take so long.
     """
     if not uses:
         return []
@@ -83,7 +85,8 @@ def shared(program: Program, kind: Kind, uses: Sequence[Use], most: int) -> list
 
 
 def apart(program: Program, kind: Kind, uses: Sequence[Use], most: int) -> list[Slot]:
-    """Workers with one variant each; those to spare go where the load of a worker is highest."""
+    """Return slots with one variant each. Surplus workers go to the variants whose workers have the
+    highest load."""
     if not uses:
         return []
     hosts = [program.room(*use.pair).workers(use.busy) for use in uses]
@@ -107,7 +110,8 @@ def _fewest(program: Program, kind: Kind, uses: Sequence[Use]) -> int:
 def _packed(
     program: Program, kind: Kind, classes: Sequence[Sequence[Use]], workers: int
 ) -> list[Shares] | None:
-    """Shares on `workers`, each class on workers of its own; None where there are too few."""
+    """Return the shares on this number of workers, with separate workers for each class. None if
+    there are too few."""
     counts = _divided(program, kind, classes, workers)
     if counts is None:
         return None
@@ -123,7 +127,7 @@ def _packed(
 
 
 def waiting_classes(uses: Sequence[Use]) -> list[list[Use]]:
-    """Uses that may be together on a worker, those that may wait least first."""
+    """Return classes of uses that may share a worker. The class that may wait least comes first."""
     left = sorted(uses, key=lambda use: (use.wait_s, use.config.latency_s))
     classes = []
     while left:
@@ -135,9 +139,12 @@ def waiting_classes(uses: Sequence[Use]) -> list[list[Use]]:
 
 
 def may_wait(uses: Sequence[Use], made: Sequence[Shares]) -> bool:
-    """Whether nothing is late behind others' batches. A variant does without the workers on which
-    they take longer than it may wait; while they do, what waits for it grows by the work that the
-    others of its workers have no time for, and these must get through it while it may wait."""
+    """Return whether no request is late because it waits for the batch of another variant.
+
+    A variant does not count the workers on which another variant's batch takes longer than its
+    requests may wait. While such a batch runs, the variant's backlog grows by the work that its
+    other workers have no time for. These other workers must finish the backlog before it is late.
+    """
     latency_s = {use.config.variant: use.config.latency_s for use in uses}
     for use in uses:
         name, free, longest_s = use.config.variant, 0.0, 0.0
@@ -157,7 +164,8 @@ def may_wait(uses: Sequence[Use], made: Sequence[Shares]) -> bool:
 def _divided(
     program: Program, kind: Kind, classes: Sequence[Sequence[Use]], workers: int
 ) -> list[int] | None:
-    """Workers for each class: as many as it needs, the others where the load is highest."""
+    """Return the number of workers for each class: as many as it needs. Surplus workers go to the
+    classes with the highest load per worker. None if there are too few workers."""
     busy = [sum(use.busy for use in of_class) for of_class in classes]
     most = program.room("", kind.name).busy(workers) / workers
     counts = [max(math.ceil(b / max(most, EPS) - EPS), 1) for b in busy]
@@ -172,15 +180,15 @@ def _divided(
 
 
 def needs_mb(program: Program, kind: Kind, uses: Sequence[Use]) -> dict[str, float]:
-    """Memory by variant."""
+    """Return the memory of each variant on a kind, in MB."""
     variants = program.problem.variant
     names = [use.config.variant for use in uses]
     return {name: variants[name].memory_mb.get(kind.name, 0.0) for name in names}
 
 
 def _as_it_is(program: Program, kind: Kind, uses: Sequence[Use], most: int) -> list[Shares] | None:
-    """Shares for the variants that the workers have loaded now; None where these do not do, or the
-    number of workers changes."""
+    """Return the shares for the variants that the workers have loaded now. None if these variants
+    are not enough, or if the number of workers changes."""
     current = [h for h in program.problem.current if h.kind == kind.name]
     if len(current) != most or most != max(_fewest(program, kind, uses), 1):
         return None
@@ -197,8 +205,8 @@ def _as_it_is(program: Program, kind: Kind, uses: Sequence[Use], most: int) -> l
 def spread_over(
     uses: Sequence[Use], loaded: Sequence[frozenset[str]], most: float
 ) -> list[Shares] | None:
-    """Shares of the time of each worker for its loaded variants. The load of the fullest is
-    minimal."""
+    """Return the shares of each worker's time for its loaded variants, with the least possible load
+    of the busiest worker. None if a load would be above `most`."""
     from scipy.optimize import linprog
 
     names = [use.config.variant for use in uses]
@@ -232,7 +240,7 @@ def spread_over(
 def _slot(
     kind: Kind, uses: Mapping[str, Use], shares: Shares, hosted: Hosted | None = None
 ) -> Slot:
-    """A worker's parts; what it has loaded besides stays."""
+    """Return the slot of a worker. Its other loaded variants stay loaded."""
     parts = tuple(
         Assigned(name, uses[name].config.batch_size, share * uses[name].config.throughput)
         for name, share in shares.items()

@@ -1,4 +1,4 @@
-"""What is found out while planning: which programs have plans that cannot be carried out."""
+"""Limits that are found while planning. They exclude solutions that cannot be carried out."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 from ray_slo.planning.auto.problem import Demand, Kind, Problem
 
 Pair = tuple[str, str]
-"""Variant and kind; the variant is "" where all of a kind share its workers."""
+"""Variant and kind. The variant is "" if all variants share the workers of a kind."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """How many workers may be busy: slope·n − reserve of n workers, none of no workers."""
+    """Limit of the mean number of busy workers: slope·n − reserve of n workers. It leaves room for
+    bursts and interruptions."""
 
     slope: float = 1.0
     reserve: float = 0.0
@@ -23,11 +24,11 @@ class Room:
         return max(self.slope * workers - self.reserve, 0.0)
 
     def workers(self, busy: float) -> int:
-        """The fewest workers that may be busy for `busy` seconds a second, all together."""
+        """Return the least number of workers of which `busy` may be busy on average."""
         return max(math.ceil((busy + self.reserve) / self.slope - 1e-6), 1)
 
     def part(self, share: float) -> Room:
-        """Room of which only `share` is kept free."""
+        """Return a room that keeps only `share` of this room's time free."""
         return Room(1 - share * (1 - self.slope), share * self.reserve)
 
 
@@ -36,15 +37,17 @@ class Limits:
     """Limits besides those of the problem.
 
     Attributes:
-        rooms: room for bursts, by variant and kind if workers have one variant each, else by "" and
-            kind. Without an entry, all workers may be busy.
-        workers: of a kind on which variants could not be packed: the share of its time that each
-            worker may be busy is taken for so many.
-        memory: share of a kind's memory that may be planned; less than 1 where variants could not
-            be packed into all of it.
-        longest_s: the longest batch on a kind, if other requests cannot wait longer for its end.
-        least: the least number of workers of a kind, so that requests that cannot wait have their
-        own. mixed: kinds on which some requests wait longer, because there is no other plan.
+        rooms: room for bursts, by variant and kind. If variants share workers, the variant is "".
+            Without an entry, all workers may be busy.
+        workers: number of workers for which the largest load per worker is computed, by kind. It is
+            set if variants could not be packed on the workers of a kind.
+        memory: share of the memory that may be planned, by kind. It is less than 1 if variants
+            could not be packed into all of the memory.
+        longest_s: longest allowed batch, in seconds, by kind. Other requests cannot wait longer for
+            its end.
+        least: least number of workers, by kind, so that requests that cannot wait have separate
+            workers.
+        mixed: kinds on which some requests wait longer, because there is no other plan.
     """
 
     rooms: Mapping[Pair, Room] = field(default_factory=dict)
@@ -55,13 +58,15 @@ class Limits:
     mixed: frozenset[str] = frozenset()
 
     def level(self, kind: str) -> float:
-        """Share of its time that each worker of a kind may be busy, where variants share them."""
+        """Return the share of its time that each worker of a kind may be busy, if variants share
+        workers."""
         room, workers = self.rooms.get(("", kind), Room()), self.workers.get(kind)
         return room.busy(workers) / workers if workers else room.slope
 
     def unpacked(self, kind: str, workers: int) -> Limits:
-        """With less of the time of each worker, if it was taken for that of more than this number
-        of them, else with less of the memory."""
+        """Return tighter limits for a kind on whose `workers` the variants could not be packed. The
+        limit on the time of each worker is lowered to that for `workers`. If it was that already,
+        the limit on the memory is lowered."""
         fewer = replace(self, workers={**self.workers, kind: workers})
         if fewer.level(kind) < self.level(kind) - 1e-6:
             return fewer
@@ -69,7 +74,7 @@ class Limits:
 
 
 NEAR = 0.2
-"""Share by which the demand may differ from the one that limits were found for."""
+"""Limits stay valid while the demand differs by at most this share from theirs."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,9 @@ class Found:
         return cls(limits, dict(problem.demand), problem.kinds, _settings(problem))
 
     def holds_for(self, problem: Problem) -> bool:
-        """Whether a problem differs in little but what the programs look at again anyway."""
+        """Return whether the limits are valid for another problem. Its demand must be similar, and
+        its kinds and settings must be the same. The rest does not matter, because programs check it
+        again."""
         if self.kinds != problem.kinds or self.settings != _settings(problem):
             return False
         if set(self.demand) != set(problem.demand):

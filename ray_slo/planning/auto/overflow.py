@@ -1,25 +1,26 @@
-"""Share of the requests that a plan leaves late or refused, when workers do what they can.
+"""The share of the requests that are late or refused under a plan, with bursts.
 
-A plan is made for batches that leave requests time to wait, and for accurate variants. While more
-comes than that serves, batches grow, and workers turn to the quickest variants that they have
-loaded: to those of the plan, or to their reserve where there is memory for one and no accuracy
-floor. So the capacity of a burst is larger, and what does not fit into that is lost.
+A plan is for batches that leave requests time to wait, and for accurate variants. In a burst,
+batches grow, and workers use the fastest variants that they have loaded: those of the plan, or
+their reserve. There is a reserve if there is memory for it and no accuracy floor. So the capacity
+in a burst is larger than planned, and only requests beyond it are lost.
 
-Take a model whose requests have T for it, its part of the SLO by the latencies of the planned
-batches. Batches that take the part u of T leave W = T − ℓ(b) to wait; n workers serve n·b/ℓ(b), and
-K = n·W is the work that may wait. The loss is that of a reflected Brownian motion with these
-(`headroom.bad_rate`), at the u that loses least, as a policy takes larger batches when more waits.
-It goes to 1 − capacity/demand in overload.
+The requests of a model have a part T of the SLO, in proportion to the latencies of the planned
+batches. Let batches take the share u of T, which leaves W = T − ℓ(b) to wait. Then n workers serve
+n·b/ℓ(b) requests per second, and K = n·W is the work that may wait. The loss is that of a reflected
+Brownian motion with these figures (`headroom.bad_rate`). The u with the least loss is taken,
+because a policy takes larger batches when more requests wait. In overload, the loss goes to
+1 − capacity/demand.
 
-Workers may serve several models. So there are two bounds: a model can have all workers that host
-it; and models that share workers, directly or by way of others, have together all of theirs. Of a
-request that makes m at a task, one that is lost is enough; as bursts hit all of them together, √m
-count. A request is lost where one of its tasks is, by the first bound, or with the share of work
-that is lost by the second one, whichever is more.
+Workers may serve several models. So there are two bounds. A model has at most all workers that host
+it. Models that share workers, directly or indirectly, have at most all their workers together. If a
+request makes m requests at a task, the loss of one of these is enough to lose it. Bursts hit them
+together, so they count as √m. A request is lost if one of its tasks is lost by the first bound. Its
+probability to be lost is at least the share of lost work by the second bound.
 
-Batches that grow with the backlog take it off faster than at the constant speed of the formula.
-That is as if the work varied less. `_VARIANCE`, like the root of m, was chosen on simulated random
-problems; `python -m benchmarks expected-bad` compares with others.
+Batches grow with the backlog, so workers reduce it faster than at the formula's constant speed. The
+effect is that of a smaller variance (`_VARIANCE`). This factor and the root of m were chosen on
+simulated random problems; `python -m benchmarks expected-bad` compares them with others.
 """
 
 from __future__ import annotations
@@ -43,15 +44,17 @@ _VARIANCE = 0.5
 
 @dataclass
 class _Work:
-    """What is asked of a model, and who does it.
+    """The load of a model, and the workers that serve it. Arrays have one value per u.
 
     Attributes:
-        rate: requests per second; the other means are over these.
-        dispersion: of their counts.
-        time_s: that they have.
-        parts: of workers' time that are the model's as planned; hosts: workers that serve it.
-        speed: requests per second of these parts together, by u.
-        latency_s, half_s: of a batch, and of half of its other requests, by u.
+        rate: requests per second.
+        dispersion: index of dispersion of their counts: the mean over the requests.
+        time_s: their part of the SLO, in seconds: the mean over the requests.
+        parts: number of workers that the plan gives the model, as the sum of shares of their time.
+        hosts: number of workers that serve the model.
+        speed: requests per second of all parts together.
+        latency_s: latency of a batch, in seconds.
+        half_s: work of half of a batch without its first request, in seconds.
     """
 
     rate: float = 0.0
@@ -70,7 +73,7 @@ class _Work:
         self.rate = total
 
     def has(self, part: float, latencies_s: Floats) -> None:
-        """A part of a worker that runs batches of b requests in `latencies_s[b - 1]`."""
+        """Add a share of a worker's time. Its batches of b requests take `latencies_s[b - 1]`."""
         fits = np.searchsorted(latencies_s, _PARTS * self.time_s * (1 + 1e-9), side="right")
         batch = np.maximum(fits, 1)
         latency_s = latencies_s[batch - 1]
@@ -82,10 +85,10 @@ class _Work:
 
 
 def late_by_stream(problem: Problem, plan: Plan, demand: Mapping[str, Demand]) -> dict[str, float]:
-    """By stream with a demand.
+    """Return the share of late or refused requests, for each stream with a demand.
 
     Args:
-        demand: as it is; the plan may have been made for more.
+        demand: the actual demand. The plan may be for more.
     """
     planned_s = _planned_s(problem, plan)
     work = {model.name: _Work() for model in problem.models}
@@ -111,7 +114,8 @@ def late_by_stream(problem: Problem, plan: Plan, demand: Mapping[str, Demand]) -
 
 
 def _planned_s(problem: Problem, plan: Plan) -> dict[str, float]:
-    """Mean latency of the planned batches, over their time, by model."""
+    """Return the mean latency of the planned batches by model, in seconds, weighted by their
+    time."""
     sums: dict[str, tuple[float, float]] = {}
     for slot in plan.slots:
         for model, time, latency_s in _busy(problem, slot):
@@ -121,7 +125,8 @@ def _planned_s(problem: Problem, plan: Plan) -> dict[str, float]:
 
 
 def _busy(problem: Problem, slot: Slot) -> list[tuple[Model, float, float]]:
-    """Of each part: its model, the share of the worker's time that it takes, a batch's latency."""
+    """Return, for each part of a slot, its model, the share of the worker's time that it takes, and
+    the latency of its batch in seconds."""
     found = []
     for part in slot.parts:
         model = next(m for m in problem.models if problem.variant[part.variant] in m.variants)
@@ -133,7 +138,7 @@ def _busy(problem: Problem, slot: Slot) -> list[tuple[Model, float, float]]:
 
 
 def _latencies_s(model: Model, profile: LatencyProfile) -> Floats:
-    """Of batches of 1, 2, … requests."""
+    """Return the latencies of batches of 1, 2, … requests, in seconds, shape (batch sizes,)."""
     table = np.asarray(profile.table)
     if model.items == 1:
         return table
@@ -143,7 +148,8 @@ def _latencies_s(model: Model, profile: LatencyProfile) -> Floats:
 
 
 def _share(tree: Tree, task: str, planned_s: Mapping[str, float]) -> float:
-    """Of the SLO, by the latencies on the longest path through a task."""
+    """Return a task's share of the SLO, in proportion to the latencies on the longest path through
+    the task."""
     mine = planned_s.get(tree[task].model, 0.0)
     ends = [t.name for t in tree.order if task in tree.path(t.name)]
     longest = max(sum(planned_s.get(tree[t].model, 0.0) for t in tree.path(e)) for e in ends)
@@ -151,7 +157,8 @@ def _share(tree: Tree, task: str, planned_s: Mapping[str, float]) -> float:
 
 
 def _arrivals(problem: Problem, plan: Plan, tree: Tree) -> dict[str, float]:
-    """Requests at each task per request at the root, by the variants that the plan uses."""
+    """Return the number of requests at each task per request at the root, with the variants of the
+    plan."""
     loads: dict[str, float] = {}
     for slot in plan.slots:
         for part in slot.parts:
@@ -168,7 +175,8 @@ def _arrivals(problem: Problem, plan: Plan, tree: Tree) -> dict[str, float]:
 
 
 def _hosts(problem: Problem, slot: Slot, work: Mapping[str, _Work]) -> None:
-    """Add a worker to what its models have: as planned, its time being filled up."""
+    """Add a worker to its models. They divide all of its time in proportion to their planned
+    times."""
     busy = _busy(problem, slot)
     total = sum(time for _, time, _ in busy)
     of_model: dict[str, float] = {}
@@ -184,7 +192,8 @@ def _hosts(problem: Problem, slot: Slot, work: Mapping[str, _Work]) -> None:
 
 
 def _in_bursts(problem: Problem, slot: Slot, model: Model, variant: str) -> str:
-    """What a worker turns to: the quickest variant that it has, or has memory for."""
+    """Return the variant that a worker uses in a burst: the fastest one that it has, or has memory
+    for."""
     if problem.accuracy_floor:
         return variant
 
@@ -198,7 +207,7 @@ def _in_bursts(problem: Problem, slot: Slot, model: Model, variant: str) -> str:
 
 
 def _together(problem: Problem, plan: Plan, work: Mapping[str, _Work]) -> dict[str, float]:
-    """Share of the work that is lost where models share workers, by model."""
+    """Return the share of the work that is lost by models that share workers, by model."""
     model_of = {v.name: model.name for model in problem.models for v in model.variants}
     groups = {name: frozenset([name]) for name in work}
     for slot in plan.slots:
@@ -213,7 +222,8 @@ def _together(problem: Problem, plan: Plan, work: Mapping[str, _Work]) -> dict[s
 
 
 def _lost(members: Sequence[_Work], workers: float) -> float:
-    """Share of some models' work that this number of workers loses, with the best batches."""
+    """Return the share of these models' work that is lost on this number of workers, with the best
+    batch sizes."""
     if not any(one.rate for one in members):
         return 0.0
     if not workers:

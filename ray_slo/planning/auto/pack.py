@@ -1,9 +1,9 @@
-"""What every worker of a kind serves: variants spread over workers, few of them on each.
+"""Packing: variants are divided among workers of a kind, with few variants on each worker.
 
-Each worker is filled up to the same share of its time, one variant after the other, so that most
-workers have one variant and a variant has few workers (McNaughton's wrap-around rule: n workers
-take V variants in at most n + V − 1 parts). Memory may forbid the next variant on a worker; then it
-goes where there is room, and workers may be filled up to `most` of their time.
+Workers are filled to the same share of their time, one variant after the other. So most workers
+have one variant, and a variant has few workers. By McNaughton's wrap-around rule, n workers take V
+variants in at most n + V − 1 parts. If a worker has no memory for the next variant, the variant
+goes to a worker that has. Workers are then filled to at most the share `most` of their time.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ import numpy as np
 
 _EPS = 1e-9
 _LEVELS = 8
-"""Tries between equal loads and full workers."""
+"""Number of attempts with different loads, from equal loads to full workers."""
 
 Amounts = Mapping[str, float]
 """By variant."""
 
 Shares = dict[str, float]
-"""Of a worker's time, by variant."""
+"""Shares of one worker's time, by variant."""
 
 
 def pack(
     busy: Amounts, workers: int, needs_mb: Amounts, memory_mb: float, most: float = 1.0
 ) -> list[Shares] | None:
-    """Shares of every worker; None where they were not found.
+    """Return the shares of every worker. None if no packing was found.
 
     Args:
-        busy: workers that each variant keeps busy, on average.
-        needs_mb: memory by variant.
-        most: share of a worker's time that may be used.
+        busy: mean number of workers that each variant keeps busy.
+        needs_mb: memory of each variant, in MB.
+        most: largest share of a worker's time that may be used.
     """
     if not workers:
         return None if busy else []
@@ -53,7 +53,7 @@ def pack(
 def _in_turn(
     busy: Amounts, workers: int, needs_mb: Amounts, memory_mb: float, level: float
 ) -> list[Shares] | None:
-    """Worker after worker."""
+    """Fill one worker after the other."""
     made: list[Shares] = [{} for _ in range(workers)]
     at, used, used_mb = 0, 0.0, 0.0
     for variant, left in busy.items():
@@ -77,8 +77,8 @@ def _in_turn(
 def _by_room(
     busy: Amounts, workers: int, needs_mb: Amounts, memory_mb: float, level: float
 ) -> list[Shares] | None:
-    """Each variant where all of it fits with the least memory to spare, else where most time is
-    left."""
+    """Place each variant on the worker where all of it fits and the least memory remains. If there
+    is none, place a part of it on the worker with the most time left."""
     made: list[Shares] = [{} for _ in range(workers)]
     time, room_mb = [level] * workers, [memory_mb] * workers
     for variant, left in busy.items():

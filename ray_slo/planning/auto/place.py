@@ -1,10 +1,11 @@
-"""Which worker becomes which slot of a plan, with the fewest swaps.
+"""Assignment of the slots of a plan to workers, with the fewest swaps.
 
-A *swap* is a variant that is loaded on a worker that has others: that worker, or their memory, has
-to do without them. Loading on an idle worker is cheaper, keeping what is there costs nothing. For
-every kind, a minimum-cost assignment of slots to workers.
+A *swap* is a load of a variant on a worker that has other variants, which may lose their place.
+Loading on an idle worker is cheaper. Keeping a loaded variant costs nothing. For each kind, this is
+an assignment of slots to workers with the least cost.
 
-Worked example: "a" and "b" have the small recogniser, "c" is idle; one more large one is wanted.
+Worked example: "a" and "b" have the small recogniser, and "c" is idle. The plan also wants the
+large one on two workers.
 
     >>> from ray_slo.core.cluster import Assigned
     >>> from ray_slo.planning.auto.plan import Slot
@@ -25,22 +26,22 @@ from ray_slo.core.requests import WorkerId
 from ray_slo.planning.auto.plan import Plan, Slot
 
 _LOAD, _LATER = 1e-3, 1e-9
-"""Of a swap: what a load on an idle worker costs, and what taking the next of two equal workers."""
+"""Costs in swaps: of a load on an idle worker, and of taking the later of two equal workers."""
 
 
 def place(
     plan: Plan | Sequence[Slot], workers: Mapping[WorkerId, tuple[str, Collection[str]]]
 ) -> dict[WorkerId, Slot]:
-    """The slot of each worker; workers that the plan has no use for are left out.
+    """Return the slot of each worker. Workers that the plan does not need are left out.
 
     Args:
-        plan: or its slots.
-        workers: kind of each, and what it has loaded or is loading. Of equal ones the first are
-            taken, so name those that are up before those that would have to start.
+        plan: the plan, or its slots.
+        workers: kind of each worker, and the variants that it has loaded or is loading. Of equal
+            workers the first are taken, so running workers should come before starting ones.
 
     Returns:
-        Slots by worker, in the order of `workers`. Where there are fewer workers of a kind than
-        slots, those slots are placed that cover all variants alike, as far as that goes.
+        Slots by worker, in the order of `workers`. If a kind has fewer workers than slots, the
+        placed slots cover about the same share of the load of every variant.
     """
     slots = plan.slots if isinstance(plan, Plan) else tuple(plan)
     placed: dict[WorkerId, Slot] = {}
@@ -55,7 +56,8 @@ def place(
 def _assign(
     slots: Sequence[Slot], workers: Sequence[tuple[WorkerId, frozenset[str]]]
 ) -> dict[WorkerId, Slot]:
-    from scipy.optimize import linear_sum_assignment  # every replica imports this module's package
+    # SciPy is imported late, because every replica imports this package.
+    from scipy.optimize import linear_sum_assignment
 
     cost = np.array(
         [
@@ -73,7 +75,7 @@ def _assign(
 def swaps(
     placed: Mapping[WorkerId, Slot], workers: Mapping[WorkerId, tuple[str, Collection[str]]]
 ) -> int:
-    """Variants that are loaded on workers that have others."""
+    """Return the number of swaps: variants to load on workers that have other variants."""
     return sum(
         len(set(slot.variants) - set(workers[worker][1]))
         for worker, slot in placed.items()
@@ -82,8 +84,8 @@ def swaps(
 
 
 def most_valuable(slots: Sequence[Slot], count: int) -> list[Slot]:
-    """At most `count` slots: next comes the variant with the least of its load covered, as a
-    request may need them all."""
+    """Return at most `count` slots. The next one is always for the variant with the smallest
+    covered share of its load, because a request may need all variants."""
     if len(slots) <= count:
         return list(slots)
     load: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Plans of `auto`: what every worker loads and serves, the expected results, and prices."""
+"""Plans of `auto`: the work of every worker, the expected results, and prices."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from ray_slo.core.cluster import Assigned
 from ray_slo.planning.auto.limits import Found
 
 Step = Literal["hardware", "accuracy", "cost", "share"]
-"""hardware: the most accurate variants are enough, on the cheapest workers; accuracy: they are not
-enough, so the highest accuracy; cost: the cheapest workers that keep the accuracy floor; share: not
-all demand can be served, so the largest share of it."""
+"""The step that found a plan.
+
+* hardware: the cheapest workers that serve all demand with the most accurate variants.
+* accuracy: these variants are too slow, so the highest accuracy for all demand.
+* cost: the cheapest workers that keep the accuracy floor.
+* share: not all demand can be served, so the largest share of it."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """What one worker loads and serves.
+    """The work of one worker.
 
     Attributes:
         kind: kind of the worker.
-        parts: its assignments; the load is the planned requests per second for this worker.
-        variants: its loaded variants: those of the parts, in their order.
+        parts: assignments of the worker. Their load is the planned requests per second.
+        variants: variants that the worker loads. Those of the parts come first, in their order.
     """
 
     kind: str
@@ -30,7 +33,7 @@ class Slot:
     variants: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """For logs and status."""
+        """Return the slot as JSON data, for logs and status."""
         parts = [
             {"variant": part.variant, "batch_size": part.batch_size, "load": part.load}
             for part in self.parts
@@ -43,9 +46,9 @@ class Prices:
     """Prices of the plan's scarce resources, in points of accuracy (percent of one answer).
 
     Attributes:
-        worker_s: value of one more worker-second, by kind; 0 if workers have time left.
-        request: value of one more request at a task, minus what it takes from other requests. 0 if
-            it would only displace another request of the same value.
+        worker_s: value of one more worker-second, by kind. It is 0 if workers have time left.
+        request: value of one more request at a task, minus the value that other requests lose. It
+            is 0 if the request would only displace another one of the same value.
     """
 
     worker_s: Mapping[str, float] = field(default_factory=dict)
@@ -54,27 +57,29 @@ class Prices:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run.
+    """A plan for an application.
 
     Attributes:
-        workers: by kind, of every kind of the problem.
-        slots: one for each worker that has something to serve. Workers that only `min_workers` or
-            `present` asks for are counted in `workers`, and take part in `slots` where they help.
-        accuracy: percent, over the requests that are served, mean of the last tasks; 0 if none are.
+        workers: number of workers, for every kind of the problem.
+        slots: work of each worker that serves something. Workers that run only because of
+            `min_workers` or `present` count in `workers`. They have a slot if they are useful.
+        accuracy: mean accuracy over the served requests, in percent: the mean of the last tasks. 0
+            if no request is served.
         served: share of the demand that is planned for, by stream.
-        bad_rate: share of the demand that would be late or refused with the planned batches of the
-            planned variants alone: what is not planned for, and what bursts make late. What is
-            expected, as workers do more than planned in bursts, says `expected.py`.
-        cost_per_hour: of `workers`.
+        bad_rate: share of the demand that would be late or refused with only the planned batches
+            and variants. It counts the demand that is not planned for, and requests that bursts
+            make late. In bursts, workers do more than planned; `expected.py` predicts that.
+        cost_per_hour: cost of `workers`.
         prices: see `Prices`.
-        rest_s: by task and SLO class, the time that the rest of a request's path needs after the
-            task: in the plan's batches, waiting and communication included; 0 at the last tasks.
-        step: which step found it.
+        rest_s: time that the rest of a request's path needs after a task, in seconds, by task and
+            SLO class. It is for the plan's batches, with waiting and communication. It is 0 at the
+            last tasks.
+        step: the step that found the plan.
         explanation: the plan in words.
-        swaps: workers on which a variant is loaded in the place of others.
+        swaps: number of variants that are loaded on workers with other variants.
         gap: no other plan can improve the objective of `step` by more than this share of it.
-        found: what the next plan may begin with; see `limits.py`.
-        group_of: group of every model, where workers are in groups.
+        found: limits from which the next plan may start; see `limits.py`.
+        group_of: group of every model, if workers are in groups.
     """
 
     workers: Mapping[str, int]

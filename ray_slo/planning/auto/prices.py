@@ -1,7 +1,8 @@
-"""What worker-seconds and requests are worth under a plan: duals of the program's linear part.
+"""The values of worker-seconds and requests under a plan: duals of the program's linear part.
 
-With the plan's workers, budgets and batch sizes, a linear program serves whom it likes for the most
-points of accuracy per second (the fluid limit, as in `planning/fluid.py`). Prices are its duals.
+A linear program has the plan's workers, budgets and batch sizes. It chooses the requests to serve
+such that the points of accuracy per second are highest (the fluid limit, as in
+`planning/fluid.py`). The prices are its duals.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _ZERO = 1e-9
 
 
 def prices_of(program: Program, solution: Solution) -> Prices:
-    """Prices of a program that was solved."""
+    """Return the prices of a program that was solved."""
     problem, g = program.problem, program.graph
     tasks = [task.name for tree in problem.trees for task in tree.tasks]
     zero = Prices({k.name: 0.0 for k in problem.kinds}, dict.fromkeys(tasks, 0.0))
@@ -36,7 +37,8 @@ def prices_of(program: Program, solution: Solution) -> Prices:
 
 
 def _requests(program: Program, solution: Solution, duals: dict[str, Floats]) -> dict[str, float]:
-    """By task, the mean over its streams and the paths that lead to it."""
+    """Return the price of a request at each task: the mean over the task's streams and the paths
+    that lead to it."""
     worth: dict[str, float] = {}
     weight: dict[str, float] = {}
     g, problem = program.graph, program.problem

@@ -1,7 +1,7 @@
 """Problems of the planner `auto`: trees of tasks, their models, a demand, kinds of workers.
 
-Worked example: a detector that finds 4 faces per frame, and a recogniser that clients may also ask
-for alone, on two kinds of workers.
+Worked example: a detector finds 4 faces per frame. Clients may also ask for the recogniser alone.
+There are two kinds of workers.
 
     >>> from ray_slo.core.profiles import LatencyProfile
     >>> from ray_slo.core.trees import Tree, TreeTask
@@ -47,9 +47,9 @@ class Variant:
 
     Args:
         name: unique in the application.
-        accuracy: of this network alone, percent.
-        profiles: latency by number of items, by kind of worker; other kinds cannot run it.
-        memory_mb: memory that it needs on a worker, by kind, MB; 0 if not given.
+        accuracy: accuracy of this network alone, in percent.
+        profiles: latency by number of items, by kind of worker. Other kinds cannot run the variant.
+        memory_mb: memory that the variant needs on a worker, in MB, by kind. The default is 0.
     """
 
     name: str
@@ -71,8 +71,8 @@ class Size:
     """Requests of about the same size.
 
     Attributes:
-        largest: items in the largest of them; it is the name of the class.
-        items: mean number of items in one of them.
+        largest: number of items in the largest request. It is the name of the class.
+        items: mean number of items in a request.
         share: share of the model's requests.
     """
 
@@ -96,10 +96,10 @@ class Model:
     Args:
         name: unique in the application.
         variants: variants to choose from.
-        items: mean size of a request: a batch of b requests takes ℓ(b · items).
-        sizes: classes of the sizes of clients' requests, if known. Each is a separate demand,
-            served where it is in time (`sizes.py`). For requests that other tasks make, only the
-            mean counts.
+        items: mean size of a request. A batch of b requests takes ℓ(b · items).
+        sizes: size classes of clients' requests, if they are known. Each class is a separate
+            demand, and is served by workers on which it is in time (`sizes.py`). For requests that
+            other tasks make, only the mean size counts.
     """
 
     name: str
@@ -129,7 +129,7 @@ class Kind:
         memory_mb: memory of one worker for its variants, MB.
         group: group of these workers, if workers are divided into groups.
         interruptions_per_hour: mean number of times that a spot worker is taken away per hour.
-        replacement_s: time from an interruption until another worker serves, seconds.
+        replacement_s: time from an interruption until another worker serves, in seconds.
     """
 
     name: str
@@ -161,8 +161,9 @@ class Demand:
 
     Args:
         rate: mean requests per second.
-        dispersion: index of dispersion of the counts: variance of the number of arrivals in a time
-            over its mean. 1 is Poisson; 0 is a constant rate, which needs no free time.
+        dispersion: index of dispersion: the variance of the number of arrivals in a time, divided
+            by its mean. It is 1 for Poisson arrivals. It is 0 for a constant rate, which needs no
+            room for bursts.
     """
 
     rate: NonNegative
@@ -190,35 +191,36 @@ class Problem:
         trees: what clients may ask for.
         demand: demand by stream ("root" or "root@class"); 0 for missing streams.
         kinds: kinds of workers.
-        objective: "accuracy": answer all demand in time, then with the most accuracy, then at the
-            least cost. "cost": answer all in time with at least `accuracy_floor`, at the least
-            cost, then with the most accuracy.
-        budget_per_hour: upper limit of the cost; None for no limit. With `present` it is ignored.
-        accuracy_floor: percent, least mean accuracy of every root over its served requests;
-            requests are shed rather than served below it.
-        sharing: a worker may host several variants; otherwise each has one variant, as in Loki.
-        group_of: by model, the only group that may serve it. If kinds have groups, a group is
-            chosen for the other models (`groups.py`); all models of a tree are in one group.
-        group_now: current group by model, for models whose group is chosen.
-        allowed_groups: by model, the groups to choose from; all if not given.
-        move_cost: gain in points of accuracy for which one model is moved to another group. A tenth
-            of the cost, or of a group's overload, counts as one point.
-        present: present workers by kind: plan for exactly these. None: choose their number, within
-            the bounds and the budget.
-        current: what the workers have loaded now.
-        swap_cost: gain in points of accuracy for which a variant is loaded on a worker that has
-            others.
-        max_swaps: largest number of these loads; None for no limit.
-        waiting_factor: time of a request at a task, including the wait, in executions of a batch.
-        communication_s: delay per task on a path, seconds.
-        batch_sizes: allowed requests per batch; a variant's largest is that of its profile.
+        objective: order of the goals. "accuracy": first all demand in time, then the highest
+            accuracy, then the least cost. "cost": first all demand in time with at least
+            `accuracy_floor`, then the least cost, then the highest accuracy.
+        budget_per_hour: upper limit of the cost. None for no limit. With `present` it is ignored.
+        accuracy_floor: least mean accuracy of every root over its served requests, in percent.
+            Requests are shed rather than served below it.
+        sharing: whether a worker may host several variants. Otherwise each has one, as in Loki.
+        group_of: the only group that may serve a model, by model. If kinds have groups, a group is
+            chosen for the other models (`groups.py`). All models of a tree are in one group.
+        group_now: present group of each model whose group is chosen.
+        allowed_groups: groups to choose from, by model. The default is all groups.
+        move_cost: least gain, in points of accuracy, for which a model moves to another group. A
+            tenth of the cost, or of a group's overload, counts as one point.
+        present: number of present workers by kind, if the plan is for exactly these. None: the plan
+            chooses the numbers, within the bounds and the budget.
+        current: present workers and the variants that they have loaded.
+        swap_cost: least gain, in points of accuracy, for which a variant is loaded on a worker that
+            has other variants.
+        max_swaps: largest number of such loads. None for no limit.
+        waiting_factor: time of a request at a task including the wait, as a multiple of the time of
+            a batch.
+        communication_s: delay per task on a path, in seconds.
+        batch_sizes: allowed numbers of requests per batch. A variant's profile limits them too.
         target_bad: share of the requests that may be late or refused because of bursts.
-        headroom: leave as much time of the workers free as bursts need (`headroom.py`). Without it,
-            a plan fills every worker, as Loki does: for comparisons.
-        backend, time_limit_s, relative_gap, seed: of the solver, for each program.
+        headroom: whether workers have as much free time as bursts need (`headroom.py`). Without it,
+            a plan fills every worker, as Loki does. This is for comparisons.
+        backend, time_limit_s, relative_gap, seed: arguments of the solver, for each program.
 
     Raises:
-        ValueError: naming the field.
+        ValueError: a field is not valid. The message names it.
     """
 
     models: tuple[Model, ...]
@@ -327,15 +329,15 @@ class Problem:
 
     @cached_property
     def streams(self) -> tuple[str, ...]:
-        """Every stream that clients may ask for, by the order of the trees."""
+        """All streams that clients may ask for, in the order of the trees."""
         return tuple(stream for tree in self.trees for stream, _ in tree.streams())
 
     def most(self, kind: Kind) -> int:
-        """Largest number of workers of a kind."""
+        """Return the largest number of workers of a kind."""
         return kind.max_workers if self.present is None else self.present.get(kind.name, 0)
 
     def rate(self, stream: str) -> float:
-        """Requests per second at the root."""
+        """Return a stream's requests per second at the root."""
         return self.demand[stream].rate if stream in self.demand else 0.0
 
     def tree_of(self, stream: str) -> Tree:

@@ -1,6 +1,6 @@
-"""Size and select: how many workers of which kind serve which variants, in which batches.
+"""The program that chooses the number of workers of each kind, their variants and batch sizes.
 
-A mixed-integer linear program (Loki §4, with kinds, memory and prices). Its variables:
+It is a mixed-integer linear program: that of Loki §4, with kinds, memory and prices. Its variables:
 
 * c(s, p): share of stream s on path p of variants; σ(s): share of it that is served;
 * w(s, t, g): workers of configuration g's kind that task t of stream s keeps busy;
@@ -19,10 +19,10 @@ root, and q the throughput of a configuration:
     memory     Σ x(v, k)·memory(v, k) ≤ n(k)·memory(k)      where not all variants fit on a worker
     budget     Σ price(k)·n(k) ≤ budget
 
-ρ and r keep room for bursts (`headroom.py`); r counts where there are any, by a binary.
+ρ and r keep room for bursts (`headroom.py`). A binary makes r count only if a variant is used.
 
-A node of its own model uses one batch size of a variant on a kind, as a larger one that is in time
-makes less work. For a model that several nodes use, binaries see to that.
+If a model has only one node, the solution uses only one batch size of a variant on a kind, because
+a larger batch in time makes less work. For a model that several nodes use, binaries enforce this.
 """
 
 from __future__ import annotations
@@ -40,25 +40,28 @@ from ray_slo.planning.auto.rows import add_batch_sizes, add_room, add_swaps
 from ray_slo.planning.milp import Floats, Indices, Milp, Solution
 
 EPS = 1e-6
-"""Rounding of the solvers, in workers and in shares."""
+"""Tolerance of the solvers, in workers and in shares."""
 
 SAVED = 1e-3
-"""Points of accuracy that are given up to save all cost: cheaper of equals."""
+"""Points of accuracy that may be given up to save all cost. So of equally accurate plans, the
+cheaper one is chosen."""
 
 Objective = Literal["cost", "accuracy", "share", "value"]
-"""The least cost; the highest accuracy; the largest share of the demand, first for the stream with
-the least; the most points of accuracy per second, for any streams."""
+"""What a program optimises: the least cost; the highest accuracy; the largest share of the demand,
+first for the stream with the smallest share; or the most points of accuracy per second, for any
+streams."""
 
 _PARTS = 4
-"""Cuts of packing: variants that need more than 1/2, 1/3, … of a worker's memory."""
+"""Cuts for packing are about variants that need more than 1/2, 1/3, … of a worker's memory."""
 
 
 class Program:
     """The program of one problem.
 
     Args:
-        most_accurate: with the most accurate variants alone.
-        limits: besides those of the problem.
+        problem: the planning problem.
+        most_accurate: whether only the most accurate variants are used.
+        limits: limits in addition to those of the problem.
     """
 
     def __init__(
@@ -74,7 +77,7 @@ class Program:
         self.most = dict(zip(names, (most for _, most in self.bounds()), strict=True))
 
     def solve(self, objective: Objective, served: Mapping[str, float] | None = None) -> Solution:
-        """The optimum, which serves the shares `served`, all of the demand by default."""
+        """Return the optimum. It serves the shares `served` of the demand, by default all."""
         problem = self.problem
         self.milp = self.program(objective, served)
         return self.milp.solve(
@@ -123,12 +126,13 @@ class Program:
             m.block("budget", (prices, self.n), upper=problem.budget_per_hour)
 
     def room(self, variant: str, kind: str) -> Room:
-        """For bursts, of a variant's workers, or of a kind's where variants share them."""
+        """Return the room for bursts on the workers of a variant. If variants share workers, it is
+        the room on all workers of the kind."""
         key = ("" if self.problem.sharing else variant), kind
         return self.limits.rooms.get(key, Room())
 
     def bounds(self) -> list[tuple[int, int]]:
-        """Fewest and most workers of every kind."""
+        """Return the least and the largest number of workers of every kind."""
         problem = self.problem
         kinds, present = problem.kinds, problem.present
         if present is not None:
@@ -137,7 +141,7 @@ class Program:
         return [(max(k.min_workers, least.get(k.name, 0)), problem.most(k)) for k in kinds]
 
     def _flow(self, m: Milp, i: int, stream: str) -> None:
-        """What is served enters at the root, and all of it goes on to every child."""
+        """Add rows: the served share enters at the root, and all of it continues to every child."""
         g, c = self.graph, self.c[stream]
         tree = self.problem.tree_of(stream)
         paths = g.paths[tree.name]
@@ -156,7 +160,7 @@ class Program:
             )
 
     def _work(self, m: Milp, stream: str) -> None:
-        """Workers are busy with what goes by the paths of a variant."""
+        """Add rows: workers are busy with the requests on the paths of their variant."""
         g, c = self.graph, self.c[stream]
         rate = self.problem.rate(stream)
         for node in self._nodes(stream):
@@ -179,11 +183,12 @@ class Program:
             )
 
     def _budgets(self, m: Milp, stream: str) -> None:
-        """A node's configurations are as fast as its budget, and the budgets of paths sum up."""
+        """Add rows: a node's configurations keep its budget, and the budgets on a path sum to at
+        most the SLO."""
         g = self.graph
         tree, slo_s = self.problem.tree_of(stream), self.problem.slo_s(stream)
         if len(tree.tasks) == 1:
-            return  # each configuration alone is in time
+            return  # without children, each configuration is in time
         splits = g.splits[stream]
         if splits is not None:
             z = m.variables(f"z: {stream}", len(splits), upper=1, integer=True)
@@ -205,7 +210,8 @@ class Program:
             m.block(f"(7) SLO: {stream}/{sink}", *terms, upper=1 + NO_TIME / slo_s)
 
     def budget_s(self, node: tuple[str, str], solution: Solution) -> float:
-        """The time that a solution gives a task, waiting and communication included."""
+        """Return the time that a solution gives a task, in seconds, with waiting and
+        communication."""
         if node not in self.budgets:
             return self.problem.slo_s(node[0])
         z, budgets = self.budgets[node]
@@ -231,7 +237,7 @@ class Program:
         )
 
     def _capacity(self, m: Milp) -> None:
-        """Workers suffice for what they are busy with, in time and in memory."""
+        """Add rows: the workers' time and memory are enough."""
         problem, kinds = self.problem, self.problem.kinds
         busy, all_w = self._busy()
         of_kind = np.array([[k == kind.name for _, k in self.pairs] for kind in kinds], float)
@@ -281,7 +287,7 @@ class Program:
             m.block(f"hosts on {kind.name}", (1, self.x[each][:, None]), (-1, self.n[[i]]), upper=0)
 
     def crowded(self, kind: str) -> bool:
-        """Whether a worker of a kind cannot have all variants loaded."""
+        """Return whether a worker of a kind has too little memory for all variants."""
         needs_mb = sum(self._needs_mb(pair) for pair in self.pairs if pair[1] == kind)
         return needs_mb > self.problem.kind[kind].memory_mb * self.limits.memory.get(kind, 1.0)
 
@@ -294,7 +300,8 @@ class Program:
         return self.problem.variant[variant].memory_mb.get(kind, 0.0)
 
     def _useful(self, pair: tuple[str, str]) -> float:
-        """Workers that may host a variant, at most: those that could do all that there is to do."""
+        """Return the largest useful number of workers that host a variant: enough for all
+        demand."""
         g, problem = self.graph, self.problem
         kind = pair[1]
         work = 0.0
@@ -311,7 +318,7 @@ class Program:
         return min(self.room(*pair).workers(work), self.most[kind]) if work else 0.0
 
     def _busy(self) -> tuple[Floats, Indices]:
-        """Which of all w are of which pair of variant and kind."""
+        """Return which of all w belong to which pair of variant and kind."""
         g = self.graph
         index = {pair: j for j, pair in enumerate(self.pairs)}
         columns = [
@@ -370,7 +377,7 @@ class Program:
             )
 
     def accuracy(self, stream: str) -> Floats:
-        """What the shares of a stream's paths contribute, percent."""
+        """Return the accuracy that each path's share contributes, in percent, shape (paths,)."""
         g, tree = self.graph, self.problem.tree_of(stream)
         sinks = g.sinks(tree)
         return np.array(
@@ -388,8 +395,8 @@ class Program:
 
 
 def cost_weights(problem: Problem) -> Floats:
-    """The weight of a worker in the cost, by kind: its price and a little more; 1 if no kind has a
-    price."""
+    """Return the weight of a worker in the cost, shape (kinds,): its price and a little more. It is
+    1 if no kind has a price."""
     prices = np.array([kind.price_per_hour for kind in problem.kinds])
     if not prices.any():
         return np.ones(len(prices))

@@ -1,5 +1,5 @@
-"""Rows of room for bursts, and those that only some problems have: batch sizes of models that
-several tasks use, and swaps."""
+"""Rows of the program for room for bursts, for the batch sizes of models that several tasks use,
+and for swaps."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ray_slo.planning.milp import Floats, Indices, Milp
 
 
 def add_batch_sizes(m: Milp, g: Graph, w: Mapping[tuple[str, str], Indices]) -> None:
-    """A variant has one batch size on a kind, for all nodes that use it; one for each class of
-    sizes.
+    """Add rows: a variant has one batch size on a kind, for all nodes that use it. If requests have
+    size classes, it has one for each class.
 
     Args:
-        w: number of busy workers, by node and its configurations.
+        w: variables of the number of busy workers, by node and configuration.
     """
     users: dict[tuple[str, Size | None], list[tuple[str, str]]] = {}
     for node, of in g.nodes.items():
@@ -60,11 +60,13 @@ def add_room(
     rooms: Sequence[Room],
     most: Sequence[int],
 ) -> None:
-    """Σ w ≤ slope·n − reserve where any w is positive.
+    """Add the rows Σ w ≤ slope·n − reserve. The reserve counts only if a w of the row is positive.
 
     Args:
-        busy: by row, which of all w count.
-        n: workers of each row, at most `most`.
+        busy: which w count in each row, shape (rows, len(w)).
+        w: variables of the number of busy workers.
+        n: variables of the number of workers of each row, at most `most`.
+        rooms: slope and reserve of each row.
     """
     slopes = np.array([room.slope for room in rooms])
     reserves = np.array([room.reserve for room in rooms])
@@ -90,12 +92,16 @@ def add_swaps(
     n: Indices,
     bounds: Sequence[tuple[int, int]],
 ) -> Indices:
-    """Loads of variants beyond those that are there, and beyond what idle workers take: each of
-    them one variant, or one of each where workers host several.
+    """Add rows for swaps: loads of variants that are not loaded yet, minus those on idle workers.
+    An idle worker takes one variant; if workers may host several, it takes one load of each.
 
     Args:
-        pairs: variants and kinds, hosted by x workers.
-        n: workers by kind, within `bounds`.
+        pairs: pairs of variant and kind.
+        x: variables of the number of workers that host each pair.
+        n: variables of the number of workers by kind, within `bounds`.
+
+    Returns:
+        The variable of the number of swaps, shape (1,).
     """
     if not problem.current or not pairs:
         return m.variables("swaps", 1, upper=0)
@@ -124,7 +130,7 @@ def add_swaps(
 
 
 def _idle(m: Milp, problem: Problem, n: Indices, most: Sequence[int]) -> Indices:
-    """Workers by kind that have nothing loaded: those beyond the ones that have something."""
+    """Return variables of the number of workers by kind that have no variant loaded."""
     busy = [hosted.kind for hosted in problem.current if hosted.variants]
     used = np.array([busy.count(kind.name) for kind in problem.kinds])
     idle = m.variables("idle", len(used), upper=np.maximum(np.array(most) - used, 0))

@@ -1,10 +1,10 @@
-"""Plan requests of different sizes for different workers.
+"""Plans for requests of different sizes.
 
 A request with many items may be in time only on fast workers. The mean size does not tell how many
-fast workers that takes (Kairos §5.2). So requests are divided into classes of sizes (`Size`), and
-each class of a root's model is a stream of its own, within each SLO class: `rank@≤100`,
-`rank@gold≤100`. A batch of b requests takes ℓ(b·items) of a worker's time. Its latency is that of a
-batch that contains the largest request of the class. A worker's variant serves all classes, as in
+fast workers are needed (Kairos §5.2). So requests are divided into size classes (`Size`). In each
+SLO class, each size class of a root's model is a separate stream: `rank@≤100`, `rank@gold≤100`. A
+batch of b requests takes ℓ(b·items) of a worker's time. Its latency is that of a batch that
+contains the largest request of the class. A worker's variant serves all classes, as in
 `ray_slo.planning.tiers`.
 
     >>> for size in classes_of({1: 60, 3: 30, 100: 10}, [50]):
@@ -26,17 +26,17 @@ from ray_slo.planning.result import Infeasible
 _MARK = "≤"
 
 MOST = 4
-"""Number of classes, without those that `ends` adds."""
+"""Number of size classes, without those that `ends` adds."""
 
 
 def classes_of(
     counts: Mapping[int, float], ends: Collection[int] = (), most: int = MOST
 ) -> tuple[Size, ...]:
-    """Divide the sizes that were seen into classes with about the same total number of items.
+    """Divide the observed sizes into classes with about the same total number of items.
 
     Args:
         counts: number of requests, by size.
-        ends: sizes at which a class must end: the largest size that a worker can do in time.
+        ends: sizes at which a class must end, for example the largest that a worker can do in time.
         most: number of classes, without those that `ends` adds.
     """
     seen = {size: n for size, n in sorted(counts.items()) if n > 0}
@@ -64,8 +64,8 @@ def classes_of(
 
 
 def ends_of(problem: Problem, model: Model) -> set[int]:
-    """For each variant, kind of worker and SLO, the largest request that alone is in time. The SLOs
-    are those of the trees whose root the model serves."""
+    """Return the largest size that a worker can do in time, in a batch of one, for each variant,
+    kind of worker and SLO. The SLOs are those of the trees whose root the model serves."""
     slos_s = {
         slo_s
         for tree in problem.trees
@@ -81,7 +81,7 @@ def ends_of(problem: Problem, model: Model) -> set[int]:
 
 
 def by_size(problem: Problem) -> Problem:
-    """The problem in which every class of sizes of a root's model is a stream."""
+    """Return the problem in which every size class of a root's model is a stream."""
     if not any(model.sizes for model in problem.models):
         return problem
     trees, demand = [], dict(problem.demand)
@@ -102,7 +102,7 @@ def by_size(problem: Problem) -> Problem:
 
 
 def size_of(problem: Problem, stream: str) -> Size | None:
-    """The class of sizes that the stream is of; None if it is not of one."""
+    """Return the size class of a stream, or None if the stream has all sizes."""
     _, _, largest = stream.partition(_MARK)
     if not largest:
         return None

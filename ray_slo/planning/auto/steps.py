@@ -1,12 +1,14 @@
-"""The steps of a plan, each a program over the same constraints; the first that has a plan counts.
+"""The steps of a plan. Each is a program with the same constraints, and the first one with a
+solution counts.
 
-1. *hardware*: all demand with the most accurate variants, at the least cost;
-2. *accuracy*: where no workers suffice for that, the highest mean accuracy at all demand;
-3. *share*: where no variants suffice, the largest share of the demand, the stream that is served
-   least first, and the highest accuracy at that. It comes as `Infeasible` and says why.
+1. *hardware*: all demand with the most accurate variants, at the least cost.
+2. *accuracy*: if there are too few workers for that, all demand with the highest mean accuracy.
+3. *share*: if no variants are fast enough, the largest share of the demand, and then the highest
+   accuracy. The smallest share of a stream is made as large as possible first. The result is
+   `Infeasible`, with the reason.
 
-With the objective "cost" one step takes the place of the first two: the least cost at which all
-demand is answered with at least the accuracy floor.
+With the objective "cost", one step replaces the first two: all demand with at least the accuracy
+floor, at the least cost.
 """
 
 from __future__ import annotations
@@ -29,25 +31,27 @@ from ray_slo.planning.milp import Solution
 from ray_slo.planning.result import Infeasible
 
 _ROUNDS, _HALVES = 6, 3
-"""Of plans until there is room for bursts; of room where there is too little."""
+"""Largest number of plans until there is room for bursts; number of bisection steps if there cannot
+be enough room."""
 
 _NO_PLAN = "the solver stopped at its time limit without a plan"
 
 _TRIES = 8
-"""At packing variants into less of the workers' time and memory, or in shorter batches."""
+"""Number of attempts to pack variants, each with tighter limits on time, memory or batches."""
 
 _NONE = Solution("unknown", math.nan, math.nan, np.zeros(0))
 _IMPOSSIBLE = replace(_NONE, status="infeasible")
 
 
 def plan(problem: Problem, last: Plan | None = None) -> Plan | Infeasible[Plan]:
-    """Plan all stages.
+    """Plan an application.
 
     Args:
-        problem: what is to be planned.
-        last: the plan in force. Where the demand is within 20 % of what its limits were found for
-            (how full workers may be, how long batches), the search starts from these: one program
-            instead of several, and a plan that leaves a little more room than it must.
+        problem: the planning problem.
+        last: the plan in force. It has limits, such as the largest load of a worker and the longest
+            batch. If the demand is within 20 % of that for which they were found, the search starts
+            from them. Then one program is solved instead of several. The plan may leave a little
+            more room than it must.
 
     Returns:
         A plan that serves all demand, or `Infeasible` with the reason and the plan that serves the
@@ -71,7 +75,8 @@ def _planned(problem: Problem, last: Plan | None) -> Plan | Infeasible[Plan]:
 
 
 def _with_room(problem: Problem, built: Built) -> tuple[Plan | Infeasible[Plan], bool]:
-    """A plan with room for bursts, from one with less; whether it is the same one."""
+    """Return a plan with enough room for bursts, and whether it is the given one. The given plan
+    may have too little room."""
     keeps = problem.headroom or any(kind.there < 1 for kind in problem.kinds)
     for tries in range(_ROUNDS if keeps else 0):
         more = built.too_full(problem.target_bad)
@@ -86,8 +91,8 @@ def _with_room(problem: Problem, built: Built) -> tuple[Plan | Infeasible[Plan],
 
 
 def _fuller(problem: Problem, built: Built, rooms: Mapping[Pair, Room]) -> Infeasible[Plan]:
-    """Where there is not as much room for bursts as there should be: as much as there can be."""
-    low, high = 0.0, 1.0  # of what should be kept free
+    """Return the plan with the most possible room for bursts, if there cannot be enough."""
+    low, high = 0.0, 1.0  # bounds on the share of the wanted room
     for _ in range(_HALVES):
         part = (low + high) / 2
         some = {pair: room.part(part) for pair, room in rooms.items()}
@@ -110,16 +115,18 @@ _WAYS: Mapping[str, tuple[tuple[Step, Objective, bool], ...]] = {
     "accuracy": (("hardware", "cost", True), ("accuracy", "accuracy", False)),
     "cost": (("cost", "cost", False),),
 }
-"""Steps by objective: what they optimise, and whether with the most accurate variants alone."""
+"""Steps by objective. Each has an objective of the program, and says whether only the most accurate
+variants are used."""
 
 
 def _all_served(
     problem: Problem, limits: Limits, first: Step | None = None
 ) -> tuple[Built | None, bool]:
-    """The plan of the first step that serves all demand; whether there is proof that none does.
+    """Return the plan of the first step that serves all demand, or None. Also return False if the
+    solver could neither find such a plan nor prove that there is none.
 
     Args:
-        first: begin with this step, as those before have no plan within looser limits.
+        first: the step to begin with. The steps before it had no plan even within looser limits.
     """
     ways = _WAYS[problem.objective]
     begin = next((i for i, way in enumerate(ways) if way[0] == first), 0)
@@ -140,8 +147,9 @@ def _solved(
     most_accurate: bool = False,
     served: Mapping[str, float] | None = None,
 ) -> tuple[Built | None, Solution]:
-    """The plan of a step: with less of the time and memory where variants were not packed into it,
-    with shorter batches or more workers where some could not wait for the others' batches."""
+    """Return the plan of a step, or None. If the variants of a solution cannot be packed, try again
+    with less time and memory. If some requests cannot wait for the batches of others, try shorter
+    batches or more workers."""
     blocked: Blocked | None = None
     for _ in range(_TRIES):
         program = Program(problem, most_accurate, limits)
@@ -166,7 +174,8 @@ def _solved(
 
 
 def _other_way(problem: Problem, limits: Limits, blocked: Blocked) -> Limits | None:
-    """Where shorter batches do not do: a worker more; where that does not, they wait."""
+    """Return other limits if shorter batches give no plan: first one more worker, and if that gives
+    none, requests wait longer. None if both were tried."""
     kind = problem.kind[blocked.kind]
     if kind.name in limits.mixed:
         return None
@@ -180,7 +189,7 @@ def _other_way(problem: Problem, limits: Limits, blocked: Blocked) -> Limits | N
 
 
 def _best_effort(problem: Problem, proven: bool) -> Infeasible[Plan]:
-    """The largest share of the demand, and the highest accuracy at that."""
+    """Return the plan with the largest share of the demand, and the highest accuracy for it."""
     program = Program(problem)
     if not program.graph.streams:
         return Infeasible(_reason(problem, _nothing(problem)), _nothing(problem))
@@ -197,7 +206,7 @@ def _best_effort(problem: Problem, proven: bool) -> Infeasible[Plan]:
 
 
 def _nothing(problem: Problem) -> Plan:
-    """The plan that serves no requests."""
+    """Return the plan that serves no requests."""
     idle = build(Program(replace(problem, demand={})), "share", _NONE).plan
     rates = {stream: problem.rate(stream) for stream in problem.streams}
     served = {stream: float(not rate) for stream, rate in rates.items()}

@@ -1,4 +1,4 @@
-"""Which configurations a solution uses, for what rate, and how long their requests may wait."""
+"""The configurations that a solution uses, with their rates and allowed waiting times."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Use:
 
     Attributes:
         rate: requests per second.
-        dispersion: of the counts of its arrivals.
-        nodes: (stream, task), whose requests these are.
-        wait_s: how long a request may wait before its batch starts: the time that the task has
-            beyond the batch itself, and its part of what the SLO leaves over.
+        dispersion: index of dispersion of its arrivals.
+        nodes: pairs (stream, task) of the requests.
+        wait_s: time that a request may wait before its batch starts, in seconds. It is the wait
+            that the plan counts for the task, plus a part of the SLO that no task needs.
     """
 
     config: Config
@@ -37,7 +37,7 @@ class Use:
 
     @property
     def busy(self) -> float:
-        """Workers that it keeps busy."""
+        """Mean number of workers that it keeps busy."""
         return self.rate / self.config.throughput
 
 
@@ -45,7 +45,8 @@ Key = tuple[str, str, Size | None]  # variant, kind, class of sizes
 
 
 def together(uses: Sequence[Use]) -> list[Use]:
-    """One for each variant and kind, whatever the sizes: a worker that has it serves all."""
+    """Return one use for each variant and kind, for all sizes together: a worker with the variant
+    serves all sizes."""
     by_pair: dict[tuple[str, str], list[Use]] = {}
     for use in uses:
         by_pair.setdefault(use.pair, []).append(use)
@@ -65,17 +66,17 @@ def _one(uses: Sequence[Use]) -> Use:
     )
     dispersion = sum(use.rate * use.dispersion for use in uses) / rate
     nodes = tuple(dict.fromkeys(node for use in uses for node in use.nodes))
-    # Requests of one variant wait for each other, whatever their sizes: they have one deadline.
+    # Requests of one variant may wait for each other, of whatever size: their SLO is the same.
     return Use(config, rate, dispersion, nodes, max(use.wait_s for use in uses))
 
 
 def uses_of(program: Program, solution: Solution) -> list[Use]:
-    """One for each variant, kind and class of sizes, with the largest batch that is in time for all
-    its users: the smaller ones, which the program may choose where it has time to spare, do no
-    more.
+    """Return one use for each variant, kind and size class. It has the largest batch that is in
+    time for all its nodes. The program may choose smaller batches if workers have time left, but
+    these have no advantage.
 
-    A request at the root makes m at a task, and they come together: counts that are m times those
-    of the root have m times its dispersion.
+    A request at the root makes m requests at a task, which arrive together. So their counts have m
+    times the dispersion of those at the root.
     """
     g, problem = program.graph, program.problem
     parts: dict[Key, list[tuple[float, float, tuple[str, str], Config]]] = {}
@@ -103,7 +104,8 @@ def uses_of(program: Program, solution: Solution) -> list[Use]:
 def _largest(
     program: Program, solution: Solution, like: Config, nodes: Sequence[tuple[str, str]]
 ) -> Config:
-    """The largest batch of this variant and kind that keeps the budgets of the nodes."""
+    """Return the configuration with the largest batch of this variant and kind that keeps the
+    budgets of the nodes."""
     g = program.graph
     budget_s = min(program.budget_s(node, solution) for node in nodes) + NO_TIME
     return max(
@@ -123,7 +125,8 @@ def _wait_s(program: Program, use: Use, left: dict[tuple[str, str], float]) -> f
 
 
 def _left_s(program: Program, uses: Sequence[Use]) -> dict[tuple[str, str], float]:
-    """By node, what the SLO leaves beyond the slowest path through it, shared among its tasks."""
+    """Return the part of the SLO that the slowest path through a node leaves, divided by the number
+    of its tasks, in seconds, by node."""
     problem, g = program.problem, program.graph
     left: dict[tuple[str, str], float] = {}
     for stream in g.streams:
@@ -139,8 +142,8 @@ def _left_s(program: Program, uses: Sequence[Use]) -> dict[tuple[str, str], floa
 
 
 def times_of(program: Program, uses: Sequence[Use], stream: str) -> dict[str, float]:
-    """Time in each task of a stream: the slowest batches that it uses; the fastest there are where
-    it uses none."""
+    """Return the time in each task of a stream, in seconds: that of its slowest batch in use. If
+    none is in use, it is that of the fastest configuration."""
     tree = program.problem.tree_of(stream)
     least = program.graph.least_s(stream)
     return {

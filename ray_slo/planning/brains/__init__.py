@@ -1,1 +1,2 @@
-"""Planners as pure state machines: what they hear, when they plan, what they tell."""
+"""Brains of planners: pure state machines that take reports, decide when to plan, and give
+orders."""

@@ -1,24 +1,28 @@
-"""The brain of the planner `auto`. From the measurements of an application it decides how many
-workers of each kind run, and what each of them serves.
+"""The brain of the planner `auto`. It decides how many workers of each kind run, and what each of
+them serves.
 
-A problem contains the measurements: the demand of every stream with its dispersion and trend
-(`streams`), multiplicative factors, mean sizes, the workers' profiles and memory, and what they
-have loaded. It is solved twice: for the largest number of workers, which gives the number of each
-kind; and for the workers that run now, which gives their work until the others are ready.
+A problem contains the measurements of the application:
 
-* **How many.** Workers are added at once, and removed when the plan has wanted fewer for an
-  interval (`targets`). If requests are not answered in time although the plan is in force, the
-  planner plans for more demand than was measured (Symphony §3.5). After `idle_s` without a request,
-  an application has its smallest number of workers, which may be 0. The next request brings workers
+* the demand of every stream, with its dispersion and trend (`streams`),
+* the numbers of child requests per request (multiplicative factors), and the mean request sizes,
+* the workers' profiles and memory, and what they have loaded.
+
+It is solved twice. The plan for the largest number of workers gives the number of each kind. The
+plan for the workers that run now gives their work until the others are ready.
+
+* **Number of workers.** Workers are added at once. They are removed when the plan has wanted fewer
+  for an interval (`targets`). If requests are late although the plan is in force, the planner plans
+  for more demand than was measured (Symphony §3.5). After `idle_s` without a request, an
+  application has its smallest number of workers, which may be 0. The next request brings workers
   back.
-* **What they serve.** If the policy chooses variants itself (or there is no choice), and all of
-  them fit in a worker's memory, every worker loads all of them and serves all requests. Otherwise
-  each worker loads what the plan assigns to it. Swaps are few, and a worker loads its new variant
-  before the old one is removed.
-* **Groups** have their own workers. One plan sizes all of them, and chooses the group of each model
-  that the configuration gives to no group. `homes` moves these models.
-* **Without a plan.** A variant whose latency is unknown is measured first (`measure`). Until then,
-  workers serve all requests with the variants that they have.
+* **Work of a worker.** Every worker loads all variants and serves all requests if two conditions
+  hold. The policy chooses variants itself, or there is no choice; and all variants fit in the
+  worker's memory. Otherwise each worker loads what the plan assigns to it. The plan swaps few
+  variants. A worker loads its new variant before it unloads the old one.
+* **Groups** have their own workers. One plan sizes all of them. It also chooses the group of each
+  model that the configuration gives to no group. `homes` moves these models.
+* **Time without a plan.** Variants with an unknown latency are measured first (`measure`). Until
+  then, workers serve all requests with the variants that they have.
 """
 
 from __future__ import annotations
@@ -57,8 +61,10 @@ from ray_slo.planning.brains.steps import Steps
 from ray_slo.planning.brains.streams import Streams
 from ray_slo.planning.brains.targets import Target
 
-_AHEAD_S = 60.0  # the farthest that a trend is followed
-_SETTLED_S = 1.0  # new workers are not to blame for earlier failures
+_AHEAD_S = 60.0  # a trend is extrapolated at most this far
+# Bad requests in this time after the last worker became ready do not count against the plan: they
+# came before it.
+_SETTLED_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -66,21 +72,21 @@ class AutoSetting:
     """The brain's settings for one application.
 
     Attributes:
-        problem: the part that is not measured. Its demand and its factors hold until there are
-            measured ones. Its profiles are not used.
+        problem: the configured part of the problem. Its demand and its factors are used until they
+            have been measured. Its profiles are not used.
         first_workers: the initial number of workers, by kind.
         scales: kinds whose workers Serve starts and stops as the plan says. It stops the youngest
             first.
         assigns: whether the policy follows the plan's assignment of variants to workers. Otherwise
-            it chooses among the variants that a worker has loaded.
-        choosing: kinds where the policy chooses although `assigns` is set: their group has its own
-            policy.
-        interval_s: time between plans, seconds.
-        up_s, down_s: how long the plan must have wanted more, or fewer, workers of a kind before
-            their number changes, seconds.
-        idle_s: time without a request after which an application needs no worker, seconds; None: it
-            always needs some.
-        demand: how the demand is anticipated (`ray_slo.core.demand`).
+            the policy chooses among the variants that a worker has loaded.
+        choosing: kinds for which the policy chooses although `assigns` is set. Their group has a
+            policy of its own.
+        interval_s: time between plans, in seconds.
+        up_s, down_s: the number of workers of a kind changes when the plan has wanted more, or
+            fewer, for this long, in seconds.
+        idle_s: time without a request after which an application needs no worker, in seconds. None:
+            it always needs at least one.
+        demand: method that predicts the demand (`ray_slo.core.demand`).
         make_before_break: whether a worker loads its next variant before it removes the last one.
         profiles: profiles of variants from files, by kind.
     """
@@ -100,7 +106,7 @@ class AutoSetting:
 
 
 class AutoBrain(Brain):
-    """Plans an application of any shape (see the module)."""
+    """Plans any application: models, pipelines, kinds of workers and groups (see the module)."""
 
     def __init__(self, setting: AutoSetting) -> None:
         self._tuned: dict[str, Any] = {}
@@ -109,7 +115,7 @@ class AutoBrain(Brain):
         self._measuring: dict[str, Measuring] = {}
         self._known = Known(setting.problem, setting.profiles)
         self._homes = _homes(setting.problem, self._known.model_of)
-        self._known.group_of = self._homes.layout  # as it changes
+        self._known.group_of = self._homes.layout  # the same object, so changes are seen
         self.configure(setting)
         problem = setting.problem
         expected = {stream: problem.rate(stream) for stream in problem.streams}
@@ -120,9 +126,9 @@ class AutoBrain(Brain):
         self._steps = Steps(self._known.model_of)
         self._leaving = Leaving(self._known.model_of)
         self._now = -math.inf
-        self._settled_since = math.inf  # workers serve as planned
-        self._workers = 0  # workers at the last look
-        self._ready: Mapping[str, int] = {}  # their number by kind
+        self._settled_since = math.inf  # since when all planned workers serve, seconds
+        self._workers = 0  # number of workers at the last look
+        self._ready: Mapping[str, int] = {}  # serving workers at the last look, by kind
 
     @property
     def solve(self) -> Callable[[Job], Plans]:
@@ -159,7 +165,7 @@ class AutoBrain(Brain):
         self._known.counted(counts)
 
     def _look(self, now: float, seen: Seen) -> None:
-        """Note the workers that became ready, and whether they serve as planned."""
+        """Note which workers are ready, and whether they are as many as planned."""
         self._now, self._workers = max(self._now, now), len(seen.workers)
         self._known.look(seen)
         self._ready = self._present(seen)
@@ -197,7 +203,7 @@ class AutoBrain(Brain):
             self._homes.wait(now, [kind for kind, n in first if n and kind not in kinds])
         since = self._settled_since + _SETTLED_S
         if self._job is not None and self._demand_changed(self._job, now) == "demand changed":
-            since = math.inf  # failures at another demand say nothing about the plan
+            since = math.inf  # bad requests at another demand say nothing about the plan
         ahead_s = min(min(known.starts_s.values(), default=0.0), _AHEAD_S)
         workers = sum(self._present(seen).values())
         demand, factors = self._streams.demand(now, ahead_s, workers, since)
@@ -324,13 +330,13 @@ class AutoBrain(Brain):
 
     @property
     def _choosing(self) -> frozenset[str]:
-        """Kinds whose policy chooses among the variants that a worker has loaded."""
+        """The kinds for which the policy chooses among the variants that a worker has loaded."""
         return self._setting.choosing if self._setting.assigns else frozenset(self._kinds)
 
     def _placed(
         self, now: float, seen: Seen, hopeless: bool, workers: Mapping[str, WorkerSays]
     ) -> dict[str, Wanted]:
-        """The work of these workers. Each of them has some of the variants."""
+        """Return the orders for workers whose memory does not hold all variants."""
         if self._solved is None:
             if hopeless:
                 runs = any(says.assigned for says in workers.values())
@@ -361,12 +367,12 @@ class AutoBrain(Brain):
         return {w: with_reserve(known, seen, seen.workers[w], told[w], has) for w in told}
 
     def _planned(self, now: float) -> dict[str, int]:
-        """Wanted number of workers, by kind that Serve scales."""
+        """Return the wanted number of workers, for each kind that Serve scales."""
         return {k: self._targets[k].at(now) for k in self._setting.scales & self._targets.keys()}
 
     def _having(self, workers: Mapping[str, WorkerSays]) -> dict[str, tuple[str, frozenset[str]]]:
-        """Each worker's kind, and the variants that it has loaded or was told to load. Workers with
-        variants come first, because the others may still be starting."""
+        """Return each worker's kind, and the variants that it has loaded or was told to load.
+        Workers with variants come first, because the others may still be starting."""
         found = {w: (says.kind, self._steps.has(says)) for w, says in workers.items()}
         return dict(sorted(found.items(), key=lambda item: not item[1][1]))
 
@@ -374,7 +380,7 @@ class AutoBrain(Brain):
         return loadable(self._known.model_on(kind), {v for v, k in seen.avoided if k == kind})
 
     def _to_measure(self, seen: Seen, workers: Mapping[str, WorkerSays]) -> dict[str, Wanted]:
-        """Assign the variants without a measurement to the workers of each kind."""
+        """Divide the variants that must be measured among the workers of each kind."""
         answer: dict[str, Wanted] = {}
         for kind, measuring in self._measuring.items():
             turns = in_turn(self._known.unknown(seen, kind), self._known.model_of)
@@ -386,8 +392,8 @@ class AutoBrain(Brain):
         return answer
 
     def _also_measure(self, seen: Seen, kind: str, told: dict[str, Wanted]) -> None:
-        """Let an idle worker of a kind, if there is one, load a variant that was not measured on
-        that kind."""
+        """Let one idle worker of a kind load a variant that was not measured on that kind. If no
+        worker is idle, nothing changes."""
         its = [w for w in told if seen.workers[w].kind == kind]
         if its and (unknown := self._known.unknown(seen, kind)):
             worker = min(its, key=lambda w: (bool(told[w].assigned), w))
@@ -452,7 +458,7 @@ def _homes(problem: Problem, model_of: Mapping[str, str]) -> Homes:
 
 
 def assignments(slots: tuple[Slot, ...], model_of: Mapping[str, str]) -> list[dict[str, Any]]:
-    """What workers serve, for people and logs; workers with the same work are one entry."""
+    """Return what workers serve, for people and logs. Workers with the same work are one entry."""
     found: dict[tuple[str, str, int], list[float]] = {}
     for slot in slots:
         for part in slot.parts:

@@ -1,4 +1,4 @@
-"""The problems that the brain of `auto` has solved in another process, and their answers."""
+"""Jobs of the brain of `auto`: its problems and their plans. Another process solves them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Job(NamedTuple):
     """A problem to solve.
 
     Attributes:
-        whole: for all workers that there may be.
-        present: workers that serve, by kind.
+        whole: the problem for the largest allowed numbers of workers.
+        present: number of workers that serve, by kind.
         last: the plan from which the search starts.
-        usable: variants whose latency is known, by kind.
-        now: when the job was made, seconds.
-        factors: planned demand over the measured one, by stream.
+        usable: (variant, kind) pairs whose latency is known.
+        now: time when the job was made, in seconds.
+        factors: ratio of the planned to the measured demand, by stream.
         idle: streams without demand.
     """
 
@@ -36,7 +36,7 @@ class Job(NamedTuple):
     idle: frozenset[str]
 
     def meanwhile(self, group_of: Mapping[str, str]) -> Problem:
-        """The problem for the present workers, with models in these groups."""
+        """Return the problem for the present workers, with the models in the groups `group_of`."""
         there = {kind.name for kind in self.whole.kinds if self.present.get(kind.name)}
         current = tuple(hosted for hosted in self.whole.current if hosted.kind in there)
         present = dict(self.present)
@@ -44,11 +44,11 @@ class Job(NamedTuple):
 
 
 class Plans(NamedTuple):
-    """Both plans.
+    """The two plans of a job.
 
     Attributes:
-        whole: for all workers that there may be.
-        now: for the present workers, if their number differs; otherwise `whole` itself.
+        whole: the plan for the largest allowed numbers of workers.
+        now: the plan for the present workers. If their number is as in `whole`, `whole` itself.
     """
 
     whole: Made
@@ -56,17 +56,17 @@ class Plans(NamedTuple):
 
     @property
     def shortfall(self) -> str | None:
-        """What cannot be served with all workers; None if everything can."""
+        """What cannot be served even with all workers. None if everything can."""
         return self.whole.reason if isinstance(self.whole, Infeasible) else None
 
 
 def best(answer: Made) -> Plan:
-    """The plan to carry out."""
+    """Return the plan to carry out: the answer, or its best effort if it is infeasible."""
     return answer.best_effort if isinstance(answer, Infeasible) else answer
 
 
 def solve(job: Job) -> Plans:
-    """Both plans; run as a Ray task."""
+    """Return both plans of a job. This runs as a Ray task."""
     whole = auto.plan(job.whole, job.last)
     wanted, present = best(whole).workers, job.present
     if not any(present.values()) or all(n <= present.get(k, 0) for k, n in wanted.items()):

@@ -20,30 +20,34 @@ from ray_slo.core.policy import Expected
 
 FIRST = "first plan"
 RESTARTED = "planner restarted"
-_SETTLE_S = 1.0  # until every worker has reported
-_LISTEN_S = 3.0  # after a restart: until the demand was measured
+# The planner waits this long for the reports of all workers.
+_SETTLE_S = 1.0
+# After a restart, the planner waits this long to measure the demand.
+_LISTEN_S = 3.0
 
 Key = tuple[str, str]  # (variant, kind of worker)
 
 
 class WorkerSays(NamedTuple):
-    """Worker → planner.
+    """A worker's report to the planner.
 
     Attributes:
-        loaded: variants that it offers to its scheduler; in a group, those that the scheduler
-            knows.
-        assigned: the variants that it serves; empty if it serves all requests.
-        profiles: profiles of every variant that it ever measured or received. So a new planner gets
-            them back.
-        errors: variants that it could not load, with the reason and the number of the failure.
-        version: fingerprint of its specification.
-        ready: whether Serve may send it requests. Before that, it loads its first variants.
-        age_s: since it started.
-        group: its group; None before it has one, and in an application without groups.
-        memory_mb: memory of its loaded variants in MB, each at its largest batch so far, if
-            measured.
-        room_mb: memory for all variants on it, MB; None if unknown.
-        ready_s: time from its start until it could serve, seconds; None before that.
+        worker: ID of the worker.
+        kind: kind of the worker.
+        loaded: variants that the worker offers to its scheduler. In a group, the variants that the
+            scheduler knows.
+        assigned: variants that the worker serves. Empty if it serves all requests.
+        profiles: profiles of every variant that the worker ever measured or received. A new planner
+            learns them from here.
+        errors: variants that the worker could not load, with the reason and the number of the
+            failure.
+        version: fingerprint of the worker's specification.
+        ready: whether Serve may send requests to the worker. It loads its first variants before.
+        age_s: time since the worker started, in seconds.
+        group: the worker's group. None before it has one, and in an application without groups.
+        memory_mb: measured memory of each loaded variant at its largest batch so far, in MB.
+        room_mb: memory of the worker for all its variants, in MB. None if it is unknown.
+        ready_s: time from the worker's start until it could serve, in seconds. None until it can.
     """
 
     worker: str
@@ -62,12 +66,14 @@ class WorkerSays(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """A worker's orders: load exactly the variants in `keep`, serve `assigned` (empty: all
-    requests), and serve in `group`, if there are groups.
+    """The planner's orders for one worker.
 
     Attributes:
-        profiles: initial profiles of the variants in `keep`, if known.
-        memory_mb: their memory, MB, if known.
+        assigned: variants that the worker serves. Empty means that it serves all requests.
+        keep: variants that the worker has loaded or loads; it unloads all others.
+        profiles: initial profiles of the variants in `keep`, if they are known.
+        group: group that the worker serves in. None without groups.
+        memory_mb: memory of the variants in `keep`, in MB, if it is known.
     """
 
     assigned: tuple[Assigned, ...]
@@ -81,10 +87,10 @@ class Counts(NamedTuple):
     """A frontend's counts since it started.
 
     Attributes:
-        requests: requests of clients by stream (`root`, or `root@class`), with the refused ones.
-        finished: requests answered, by variant.
-        made: requests made of them, by variant and child task.
-        sizes: requests by model and size; for a pipeline, those of each of its tasks.
+        requests: requests of clients, by stream (`root`, or `root@class`). Refused requests count.
+        finished: answered requests, by variant.
+        made: requests of child tasks that the answers led to, by variant and child task.
+        sizes: requests by model and size. In a pipeline, the requests of every task are counted.
         bad: requests of clients that were refused, expired or late, by stream.
     """
 
@@ -96,11 +102,11 @@ class Counts(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Number of requests of clients."""
+        """Number of requests from clients."""
         return sum(self.requests.values())
 
     def since(self, before: Counts) -> Counts:
-        """The counts since `before`."""
+        """Return how much the counts have grown since the earlier counts `before`."""
         return Counts(
             _more(self.requests, before.requests),
             _more(self.finished, before.finished),
@@ -115,12 +121,13 @@ def _more(now: Mapping[Any, int], before: Mapping[Any, int]) -> dict[Any, int]:
 
 
 class Plans(NamedTuple):
-    """Planner → frontend: counts of plans since the planner `epoch` started.
+    """The planner's counts of its plans, for frontends, which export them as metrics.
 
     Attributes:
-        planned: plans made, with those that changed nothing.
-        failed: attempts without a plan, or with an error.
-        took_s: time that the last plan took, seconds.
+        epoch: name of the planner process. The counts begin at 0 with each one.
+        planned: number of plans made. Plans that changed nothing count.
+        failed: number of attempts that ended without a plan, or with an error.
+        took_s: time that the last plan took, in seconds.
     """
 
     epoch: str = ""
@@ -130,16 +137,20 @@ class Plans(NamedTuple):
 
 
 class FrontendSays(NamedTuple):
-    """Frontend → planner.
+    """A frontend's report to the planner.
 
     Attributes:
+        client: ID of the frontend.
+        counts: its counts since it started.
+        version: fingerprint of its specification.
         tuned: arguments of the planner that were changed while it runs.
-        profiles: the profiles that it received last, for a new planner: there may be no worker left
-            of a kind that was measured.
+        profiles: the profiles that the frontend received last. They are for a new planner, when no
+            worker of a measured kind is left.
         clocks: readings of the clocks of its schedulers' decision logs, by clock.
-        applied: the answer whose routes it uses: the planner's epoch, and the answer's number.
-        routes: the group that it sends each model's requests to.
-        queued: its requests that wait in a group, by (model, group).
+        applied: the answer whose routes the frontend uses: the planner's epoch, and the number of
+            the answer.
+        routes: the group to which the frontend sends the requests of each model.
+        queued: number of the frontend's requests that wait in a group, by (model, group).
     """
 
     client: str
@@ -154,12 +165,12 @@ class FrontendSays(NamedTuple):
 
 
 class Routing(NamedTuple):
-    """Where requests go.
+    """The group to which frontends send the requests of each model.
 
     Attributes:
-        number: of this answer; it grows with every change.
+        number: number of this routing. It grows with every change.
         routes: group of each model.
-        groups: groups whose schedulers frontends connect to.
+        groups: groups whose schedulers the frontends connect to.
         complete: whether every model has a group that serves it.
     """
 
@@ -170,17 +181,19 @@ class Routing(NamedTuple):
 
 
 class FrontendHears(NamedTuple):
-    """Planner → frontend.
+    """The planner's message to a frontend.
 
     Attributes:
-        plan_age_s: None before there is a plan.
-        replicas: wanted number (None: no change) and running number of workers, by kind.
-        profiles: profiles, from time to time, for a later planner.
-        shortfall: what the plan cannot serve, and why; None if it serves everything.
-        epoch: the planner's name. The numbers of `routing` begin anew with each planner.
-        routing: routes of models; None without groups, and before their first layout.
-        start_s: time that a worker takes from its start until it can serve, seconds; None while
-            unknown.
+        plan_age_s: age of the plan, in seconds. None before there is a plan.
+        replicas: wanted and running number of workers, by kind. A wanted number of None means no
+            change.
+        profiles: all profiles. The planner sends them from time to time; a later planner gets them
+            back from frontends.
+        plans: counts of the planner's plans.
+        shortfall: what the plan cannot serve, and why. None if it serves everything.
+        epoch: name of the planner process. The numbers of `routing` begin anew with each one.
+        routing: groups of the models. None without groups, and before their first layout.
+        start_s: time from a worker's start until it can serve, in seconds. None while unknown.
         expected: see `Brain.expected`.
     """
 
@@ -197,20 +210,22 @@ class FrontendHears(NamedTuple):
 
 @dataclass(frozen=True)
 class Seen:
-    """The reports that a brain decides on.
+    """The reports on which a brain decides.
 
     Attributes:
         workers: the last report of each present worker. Ready workers come first, and older ones
             before younger ones.
-        profiles: by variant and kind: the median over the workers that have it loaded, otherwise
-            the last known profile.
-        avoided: variants that could not be loaded lately, or need more memory than a worker of the
-            kind has.
-        frontends: those that are there, as they last said.
-        successor: whether workers were ready before this planner started.
-        memory_mb: by variant and kind: the median of the workers' measurements at its largest
-            batch, MB.
-        room_mb: by kind: the smallest memory for all variants on a worker, MB.
+        profiles: profile of each (variant, kind). It is the median over the workers that have the
+            variant loaded, otherwise the last known profile.
+        avoided: (variant, kind) pairs that are not used now. Either loading failed lately, or the
+            variant needs more memory than a worker of the kind has.
+        frontends: the last report of each present frontend.
+        successor: whether workers were ready before this planner started. Then an earlier planner
+            ran.
+        memory_mb: memory of each (variant, kind) at its largest batch, in MB: the median of the
+            workers' measurements.
+        room_mb: memory of a worker for all its variants, in MB, by kind. It is the smallest that a
+            worker of the kind reported.
     """
 
     workers: Mapping[str, WorkerSays]
@@ -223,7 +238,7 @@ class Seen:
 
     @property
     def serving(self) -> Mapping[str, WorkerSays]:
-        """Ready workers; all workers while none is ready."""
+        """Reports of the ready workers, or of all workers if none is ready."""
         return {w: says for w, says in self.workers.items() if says.ready} or self.workers
 
     @property
@@ -234,10 +249,11 @@ class Seen:
 
 
 class Verdict(NamedTuple):
-    """The result of a problem.
+    """A brain's account of a plan that it adopted.
 
     Attributes:
-        shortfall: what the plan does not serve; None if it serves everything.
+        why: reason of the plan, as a sentence for people.
+        shortfall: what the plan does not serve. None if it serves everything.
         holds: whether the last plan stays in force because the problem has no solution.
     """
 
@@ -247,24 +263,27 @@ class Verdict(NamedTuple):
 
 
 class NotYet(Exception):
-    """Too little is known to plan."""
+    """Too little is known to make a plan. The message says what is missing."""
 
 
 class Brain(ABC):
-    """Decides for one application. Methods that only some planners need have a default here."""
+    """Decides for one application. Methods that only some planners need have a default here.
+
+    In all methods, `now` is a time in seconds on the host's clock.
+    """
 
     @property
     @abstractmethod
     def solve(self) -> Callable[[Any], Any]:
-        """The planner: from a problem to its answer. It is a function of a module, because it may
-        run in another process."""
+        """The function that solves a problem and returns its answer. It is a function at the top of
+        a module, because the host may run it in another process."""
 
     @abstractmethod
     def configure(self, setting: Any) -> None:
-        """Take over another setting of the same application."""
+        """Use a new setting of the same application from now on."""
 
     def tune(self, kwargs: Mapping[str, Any]) -> bool:
-        """Override the setting's arguments by these. Return whether they are new.
+        """Override the planner's arguments in the setting. Return whether this changed them.
 
         Raises:
             ValueError: the planner has no such arguments.
@@ -277,53 +296,59 @@ class Brain(ABC):
 
     @abstractmethod
     def counted(self, now: float, over_s: float, counts: Counts) -> None:
-        """Take a frontend's counts since its last report. `over_s` is its share of the time,
-        seconds."""
+        """Take the counts of one frontend since its last report.
+
+        Args:
+            over_s: the time that the counts stand for, in seconds. The times of all frontends add
+                up to the time that has passed.
+        """
 
     def limit(self, kind: str, most: int) -> None:
-        """Note that Serve starts no more workers of a kind."""
+        """Note that Serve can run at most `most` workers of a kind."""
         return None
 
     # -- when it plans ---------------------------------------------------------------------
 
     def may_begin(self, seen: Seen, waited_s: float, listened_s: float) -> bool:
-        """Whether enough was heard for a first decision.
+        """Return whether the reports so far are enough for a first decision.
 
         Args:
-            waited_s: since the planner started.
-            listened_s: since the first frontend was heard; before, since the planner started.
+            waited_s: time since the planner started, in seconds.
+            listened_s: time since the first report of a frontend, in seconds. Without a report, the
+                time since the planner started.
         """
         return waited_s >= _SETTLE_S and (not seen.successor or listened_s >= _LISTEN_S)
 
     def begin(self, now: float, seen: Seen) -> str:
-        """Start without a plan, from an earlier planner's work or from the configuration. Return
-        the reason; "" if a plan is needed."""
+        """Start without solving a problem, if possible: from an earlier planner's work, or from the
+        configuration. Return the reason, or "" if a plan is needed."""
         return ""
 
     @abstractmethod
     def problem(self, now: float, seen: Seen) -> Any:
-        """The problem to solve. Changes nothing.
+        """Return the problem to solve. The brain does not change.
 
         Raises:
             NotYet: too little is known.
-            ValueError: there is no plan; the message says why.
+            ValueError: no plan is possible. The message says why.
         """
 
     def due(self, now: float, seen: Seen) -> str:
-        """The change after which the plan does not fit any more; "" if there is none."""
+        """Return the change that makes a new plan necessary, or "" if there was none."""
         return ""
 
     @abstractmethod
     def adopt(self, problem: Any, answer: Any) -> Verdict:
-        """Follow this answer of `solve` from now on."""
+        """Follow `answer`, which `solve` returned for `problem`, from now on."""
 
     def move(self, model: str, group: str) -> str:
-        """Serve a model in another group from now on. Return the reason.
+        """Serve a model in another group from now on. Return the reason for logs.
 
         Raises:
-            LookupError: no such model.
-            ValueError: no such group.
-            NotYet: there is no layout of groups yet.
+            LookupError: the application has no such model.
+            ValueError: the application has no such group, or the planner does not move models by
+                hand.
+            NotYet: the groups have no models yet.
         """
         raise ValueError("the application has no serving groups; name some under `groups`")
 
@@ -331,7 +356,7 @@ class Brain(ABC):
 
     @abstractmethod
     def wanted(self, now: float, seen: Seen, hopeless: bool) -> Mapping[str, Wanted]:
-        """Orders for workers. A worker that is left out continues.
+        """Return the orders by worker. A worker without an entry continues as before.
 
         Args:
             hopeless: whether there is no plan, and the last attempt to make one failed.
@@ -339,33 +364,33 @@ class Brain(ABC):
 
     @property
     def routing(self) -> Routing | None:
-        """The groups of models at the last `wanted`; None without groups."""
+        """The group of each model, as of the last call of `wanted`. None without groups."""
         return None
 
     def target(self, kind: str) -> int | None:
-        """Wanted number of workers of a kind; None: no change."""
+        """Return the wanted number of workers of a kind, or None for no change."""
         return None
 
     @property
     def start_s(self) -> float | None:
-        """Time that a worker takes from its start until it can serve, seconds; None while
-        unknown."""
+        """Time from a worker's start until it can serve, in seconds. None while it is unknown."""
         return None
 
     @abstractmethod
     def inputs(self, now: float, seen: Seen) -> dict[str, Any]:
-        """The input of a plan, for people: `demand` in requests per second, and the rest."""
+        """Return the present input of a plan, for people and logs. `demand` is in requests per
+        second."""
 
     @abstractmethod
     def outcome(self) -> dict[str, Any]:
-        """The plan in force, for people; empty before the first one."""
+        """Return the plan in force, for people and logs. It is empty before the first plan."""
 
     @property
     def expected(self) -> Mapping[str, Expected]:
-        """The predictions of the plan in force for clients' requests, by root; "" is the only root.
-        Roots without a prediction are left out."""
+        """The plan's predictions for the requests of clients, by root. The key "" stands for the
+        only root. Roots without a prediction are left out."""
         return {}
 
     def status(self, seen: Seen) -> dict[str, Any]:
-        """Further facts for `ray-slo status`."""
+        """Return further facts that `ray-slo status` prints."""
         return {}

@@ -1,8 +1,10 @@
-"""The measured input of a planner of groups, and its plan, which is made in another process.
+"""Jobs of the planners of groups: their measured input, and their plans. Another process solves
+them.
 
-The throughput T of a stream on one worker (SHEPHERD §4) is that of the policy in use. The process
-that solves the plan simulates it (`Goodput`). It is kept as a share of the profile's throughput
-with batches that take half of the SLO, until the profile changes.
+The throughput T of a stream on one worker (SHEPHERD §4) depends on the policy in use. The process
+that solves the plan finds it with the simulator (`Goodput`). The result is kept as a share of the
+throughput that the profile promises for batches of at most half the SLO. It is used until the
+profile changes.
 """
 
 from __future__ import annotations
@@ -20,37 +22,46 @@ from ray_slo.planning.brains.group_plans import Measured, best_throughput, solve
 
 logger = logging.getLogger(__name__)
 
-_OTHER = 0.2  # share by which a profile must differ to count as changed
+_OTHER = 0.2  # relative difference from which a profile counts as changed
 
 Profiles = Mapping[str, LatencyProfile]
 Goodput = Callable[[str, Profiles, float, float], float]
-"""From a model, its variants' profiles, an SLO in seconds and a guess to the requests per second
-that one worker answers in time. It is a function of a module, because it may run in another
-process."""
+"""Function that returns the requests per second that one worker answers in time. Its arguments are
+a model, the profiles of its variants, an SLO in seconds, and a first guess of the result. It is a
+function at the top of a module, because it may run in another process."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """The share of the profiles' throughput that the policy in use attains."""
+    """The share of the profiles' throughput that the policy in use attains.
+
+    Attributes:
+        share: the share.
+        profiles: the profiles with which it was found, by variant.
+    """
 
     share: float
     profiles: Profiles
 
     def fits(self, profiles: Profiles) -> bool:
-        """Whether the share is still valid for these profiles."""
+        """Return whether the share is still valid for these profiles."""
         same = profiles.keys() == self.profiles.keys()
         return same and not any(p.differs(self.profiles[v], _OTHER) for v, p in profiles.items())
 
 
 @dataclass(frozen=True)
 class Job:
-    """A decision to make, and the number of workers.
+    """A problem to solve.
 
     Attributes:
-        problem: the planner's.
-        now: when it was made.
-        counted: requests of the interval that ends now, by stream.
-        unknown: streams whose goodput must be simulated, with their variants' profiles and SLO.
+        problem: problem of `herd` or `partition`.
+        workers: number of workers.
+        now: time when the job was made, in seconds.
+        measured: the measurements in the problem.
+        counted: number of requests in the interval that ends now, by stream.
+        goodput: function that simulates the policy in use.
+        unknown: streams whose goodput must be simulated, with their variants' profiles and their
+            SLO in seconds.
     """
 
     problem: herd.Problem | partition.Problem
@@ -64,7 +75,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Solved:
-    """The planner's answer, the problem as it was solved, and the shares that were found for it."""
+    """The answer to a job.
+
+    Attributes:
+        problem: the problem as it was solved, with simulated throughputs.
+        answer: the planner's answer.
+        shares: shares of the throughput that were found by simulation, by stream.
+    """
 
     problem: herd.Problem | partition.Problem
     answer: Any
@@ -72,7 +89,7 @@ class Solved:
 
 
 def solve_job(job: Job) -> Solved:
-    """The planner's answer; run as a Ray task."""
+    """Simulate the unknown goodputs, then solve the problem. This runs as a Ray task."""
     shares: dict[str, Share] = {}
     throughput = dict(job.measured.throughput)
     for stream, (profiles, slo_s) in job.unknown.items():
@@ -83,7 +100,7 @@ def solve_job(job: Job) -> Solved:
         except Exception:
             logger.exception("the goodput of %s could not be simulated", stream)
             found = guess
-        # If no request was in time, no plan helps; the plan uses the profile alone.
+        # If no request was in time in the simulation, the plan uses the profile alone.
         shares[stream] = Share(found / guess if found > 0 else 1.0, profiles)
         throughput[stream] *= shares[stream].share
     problem = job.problem
@@ -97,8 +114,8 @@ def solve_job(job: Job) -> Solved:
 def profiles_of(
     variants: Collection[str], seen: Seen, files: Profiles
 ) -> dict[str, LatencyProfile]:
-    """Profiles by variant: learned by workers, or else from files. If kinds of workers differ, the
-    slowest."""
+    """Return the profiles by variant: learned by workers, otherwise from files. If kinds of workers
+    differ, the slowest profile counts."""
     found: dict[str, LatencyProfile] = {}
     for variant in variants:
         learned = [p for (v, _), p in seen.profiles.items() if v == variant]
@@ -113,11 +130,15 @@ def measured_of(
     profiles: Mapping[str, Profiles],
     shares: Mapping[str, float],
 ) -> Measured:
-    """The measurements of streams, without memory. A stream without a profile counts as average.
+    """Return the measurements of all streams, without memory. A stream without a profile gets the
+    average throughput of the others.
 
     Args:
-        profiles: of the variants of each model.
-        shares: by stream; 1 where not given.
+        rates: requests per second, by stream.
+        slos_s: SLO in seconds, by stream.
+        profiles: profiles of the variants, by model.
+        shares: share of the profiles' throughput that the policy attains, by stream. The default is
+            1.
     """
     best: dict[str, float] = {}
     fastest: dict[str, LatencyProfile] = {}
@@ -135,8 +156,8 @@ def measured_of(
 def memory_of(
     variants: Mapping[str, Collection[str]], seen: Seen
 ) -> tuple[dict[str, float], float | None]:
-    """Memory in MB of the models whose variants were all measured, and the smallest memory of a
-    worker; None if unknown."""
+    """Return the memory of each model whose variants were all measured, and the smallest memory of
+    a worker. Both are in MB. The latter is None if it is unknown."""
     of_variant: dict[str, float] = {}
     for (variant, _), mb in seen.memory_mb.items():
         of_variant[variant] = max(mb, of_variant.get(variant, 0.0))

@@ -1,5 +1,5 @@
-"""The problems of the planners of serving groups, `herd` and `partition`, and the layouts of their
-answers."""
+"""Conversions for `herd` and `partition`, the planners of serving groups: from measurements to
+their problems, and from their answers to layouts."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ _SLO_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Measured:
-    """The input of a planner.
+    """The measured input of a planner.
 
     Attributes:
         rates: requests per second, by stream ("model", or "model@class").
-        throughput: T of SHEPHERD §4: requests per second of a stream that one worker can answer in
-            time.
-        profiles: of the variant of the largest throughput, by model, where known.
-        memory_mb: of all variants of a model, where all were measured.
-        room_mb: memory of a worker for models, MB, if measured.
+        throughput: T of SHEPHERD §4, by stream: the requests per second that one worker can answer
+            in time.
+        profiles: profile of the variant with the largest throughput, by model. Models without a
+            profile are left out.
+        memory_mb: memory of all variants of a model together, in MB. Models with an unmeasured
+            variant are left out.
+        room_mb: memory of a worker for models, in MB. None if it was not measured.
     """
 
     rates: Mapping[str, float]
@@ -43,26 +45,27 @@ class Measured:
         return tuple(dict.fromkeys(root_and_class(stream)[0] for stream in self.rates))
 
     def of_model(self, model: str) -> list[str]:
-        """Streams of a model."""
+        """Return the streams of a model."""
         return [stream for stream in self.rates if root_and_class(stream)[0] == model]
 
     def load(self, model: str) -> float:
-        """Workers for the model's average load (`herd.aggregate`)."""
+        """Return the number of workers that the model's average load needs. It is a fraction
+        (`herd.aggregate`)."""
         return sum(self.rates[s] / self.throughput[s] for s in self.of_model(model))
 
     def rate(self, model: str) -> float:
-        """Requests per second."""
+        """Return the requests per second of a model, over all its streams."""
         return sum(self.rates[s] for s in self.of_model(model))
 
     def memory(self, told_mb: Mapping[str, float], room_mb: float | None) -> dict[str, float]:
-        """Memory of models in MB: configured, or else measured; 0 if it, or a worker's memory, is
-        unknown."""
+        """Return the memory of every model, in MB. It is the configured memory `told_mb`, otherwise
+        the measured one. It is 0 if it is unknown, or if a worker's memory `room_mb` is unknown."""
         known = self.memory_mb if room_mb is not None else {}
         return {m: told_mb.get(m, known.get(m, 0.0)) for m in self.models}
 
     def affinity_sets(self, most: float) -> dict[str, int]:
-        """The set of each model. Models of one set differ by an affinity of at most `most`
-        (SHEPHERD §4.1). A model without a profile fits into any set."""
+        """Return the number of the affinity set of each model. Two models of one set have an
+        affinity of at most `most` (SHEPHERD §4.1). A model without a profile fits any set."""
         if math.isinf(most) or not self.profiles:
             return dict.fromkeys(self.models, 0)
         sets = herd.affinity_sets(*self._lines(), most)
@@ -70,14 +73,14 @@ class Measured:
         return {m: found.get(m, sets[0]) for m in self.models}
 
     def divergence(self, models: Iterable[str]) -> float:
-        """The largest affinity of two of these models; 1 if they are alike."""
+        """Return the largest affinity of any two of these models. It is 1 if they are alike."""
         known = [i for i, m in enumerate(self.profiles) if m in set(models)]
         if not known:
             return 1.0
         return float(herd.affinity(*self._lines())[np.ix_(known, known)].max())
 
     def _lines(self) -> tuple[list[float], list[float]]:
-        """ℓ(b) = α·b + β of every model with a profile."""
+        """Return α and β of the line ℓ(b) = α·b + β, in seconds, for every model with a profile."""
         known = [profile.measured for profile in self.profiles.values()]
         lines = [profile.fit_linear() for profile in known]
         least = [1e-3 * profile.latency(1) for profile in known]  # a slope must be positive
@@ -87,7 +90,8 @@ class Measured:
 
 
 def best_throughput(profile: LatencyProfile, slo_s: float) -> float:
-    """Requests per second of one worker, with batches that take half of the SLO."""
+    """Return the highest throughput of one worker, in requests per second, with batches that take
+    at most half of the SLO."""
     known = profile.measured
     largest = max(known.max_batch_within(_SLO_SHARE * slo_s), 1)
     return max(known.throughput(b) for b in range(1, largest + 1))
@@ -102,17 +106,20 @@ def make_problem(
     groups: Sequence[str],
     current: Mapping[str, str],
 ) -> Any:
-    """The planner's problem.
+    """Return the problem of the planner `name`.
 
     Args:
-        kwargs: arguments of the planner's problem; for `herd` also `max_affinity`, for `partition`
-            also `dynamic_mb` and `change_cost`, by model.
-        memory_mb: configured memory of models, MB.
-        groups: names in the order of `partition`'s sub-clusters.
-        current: group of each model now.
+        name: "herd" or "partition".
+        kwargs: arguments of the planner's problem. `herd` also takes `max_affinity`. `partition`
+            also takes `dynamic_mb` and `change_cost`, both by model.
+        memory_mb: configured memory of models, in MB.
+        workers: number of workers.
+        groups: names of the groups, in the order of `partition`'s sub-clusters.
+        current: present group of each model.
 
     Raises:
-        ValueError, TypeError: an argument out of its range, or unknown.
+        ValueError: an argument is out of its range.
+        TypeError: an argument is unknown.
     """
     rest = dict(kwargs)
     models = measured.models
@@ -139,7 +146,7 @@ def make_problem(
 
 
 def solve(problem: Any) -> Any:
-    """The planner's answer; run as a Ray task."""
+    """Return the planner's answer. This runs as a Ray task."""
     planner: Any = herd if isinstance(problem, herd.Problem) else partition
     return planner.plan(problem)
 
@@ -147,12 +154,15 @@ def solve(problem: Any) -> Any:
 def to_layout(
     answer: Any, workers: int, groups: Sequence[str], current: Layout | None, *, pool: bool
 ) -> Layout:
-    """The layout of a plan, with the present names of its groups.
+    """Return the layout of a plan. Groups keep their present names.
 
     Args:
-        answer: of `herd` or `partition`.
-        workers: number of workers, to share out if the planner does not.
-        pool: whether workers are shared out; otherwise they belong to their groups.
+        answer: plan of `herd` or `partition`.
+        workers: number of workers. `partition` does not divide them, so they are divided evenly.
+        groups: names of the groups.
+        current: present layout, if there is one.
+        pool: whether workers are divided among the groups. Otherwise a worker's kind decides its
+            group.
     """
     if isinstance(answer, herd.Plan):
         names = _names([g.models for g in answer.groups], current)
@@ -168,12 +178,13 @@ def to_layout(
 
 
 def _names(planned: Sequence[Sequence[str]], current: Layout | None) -> list[str]:
-    """Names for planned groups. Each gets the name of the group with which it has most models in
-    common."""
+    """Return names for the planned groups. A group gets the name of the present group with which
+    it has the most models in common."""
     taken = list(current.groups) if current is not None else []
     names = [""] * len(planned)
     if current is not None and taken:
-        from scipy.optimize import linear_sum_assignment  # every replica imports this module
+        # SciPy is imported late, because every replica imports this module.
+        from scipy.optimize import linear_sum_assignment
 
         common = [[-len(current.of(name) & set(models)) for name in taken] for models in planned]
         for row, column in zip(
@@ -185,8 +196,9 @@ def _names(planned: Sequence[Sequence[str]], current: Layout | None) -> list[str
 
 
 def worth_it(problem: Any, current: Layout, answer: Any, min_gain: float) -> bool:
-    """Whether a plan is better than the present layout by the share `min_gain`: in burst tolerance
-    or headroom (`herd`), or in the evenness of loads, as a share of their average (`partition`)."""
+    """Return whether a plan is better than the present layout by at least the share `min_gain`.
+    `herd` compares the burst tolerance and the headroom. `partition` compares the differences
+    between the groups' loads, as a share of the average load."""
     loads: dict[str, float] = {}
     for model in problem.models:
         loads[model.name] = model.load if isinstance(problem, herd.Problem) else model.rate

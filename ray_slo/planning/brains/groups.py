@@ -1,11 +1,13 @@
-"""The brain of serving groups. It decides which models (in a pool also which workers) make a group:
-from the configuration, by hand, or with the planners `herd` and `partition`. It carries the layout
-out step by step (`layouts`).
+"""The brain of serving groups. It decides which models are in which group. In a pool it also
+decides which workers are in which group. The decision comes from the configuration, from an
+operator (`move`), or from the planner `herd` or `partition`. The brain then moves models and
+workers step by step (`layouts`).
 
-A planner uses the rates of the last interval, and a worker's throughput from the known profiles. A
-plan that is better than the present layout by at most `min_gain` changes nothing. If there is no
-plan at first, workers follow the planner's best effort, or else form one group for all models.
-Later, the last layout stays.
+The planners use the request rates of the last interval, and each worker's throughput from the known
+profiles. A plan that is better than the present layout by at most the share `min_gain` changes
+nothing. If the first problem has no solution, workers follow the planner's best effort. If there is
+none, all models that the configuration does not list form one group. After a later failure, the
+last layout stays.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ from ray_slo.planning.brains.layouts import Layout, Order, Place, members, order
 
 logger = logging.getLogger(__name__)
 
-_LISTEN_S = 3.0  # at first: until every worker has reported
+_LISTEN_S = 3.0  # the longest time to wait for all workers' first reports
 _DRAIN_S = 60.0  # the longest time to drain a model's requests from a group
 
 
@@ -54,21 +56,21 @@ class GroupsSetting:
     """The brain's settings for one application.
 
     Attributes:
-        variants: of each model, as workers load them.
-        slos_s: of each stream (a model, or "model@class").
+        variants: names of each model's variants, as workers load them.
+        slos_s: SLO of each stream (a model, or "model@class"), in seconds.
         workers: number of workers in the configuration.
-        groups: initial models of each configured group; empty: workers are a pool, and the planner
-            makes the groups.
-        homes: group of each kind of worker; empty for a pool.
-        planner: "herd", "partition", or None: the layout is the configuration's.
+        groups: initial models of each configured group. If empty, workers are a pool, and the
+            planner makes the groups.
+        homes: group of each kind of worker. Empty for a pool.
+        planner: "herd", "partition", or None for the layout in the configuration.
         kwargs: further arguments of the planner's problem.
-        rates: expected requests per second by stream, until an interval is measured; default: 1 for
-            a model without a class.
-        memory_mb: of models.
-        min_gain: see the module.
+        rates: expected requests per second by stream, until an interval is measured. The default is
+            1 for a model, and 0 for its SLO classes.
+        memory_mb: configured memory of models, in MB.
+        min_gain: least gain of a plan that changes the layout, as a share (see the module).
         profiles: profiles of variants from files.
         refused: the reason why a group's policy cannot serve a model, by (model, group).
-        goodput: simulates the policy in use on one worker.
+        goodput: function that simulates the policy in use on one worker (`group_jobs.Goodput`).
     """
 
     variants: Mapping[str, tuple[str, ...]]
@@ -88,8 +90,8 @@ class GroupsSetting:
 
 @dataclass
 class _Drain:
-    number: int  # frontends with this answer send no more requests
-    since: float
+    number: int  # a frontend that has applied this routing sends no more requests
+    since: float  # seconds
 
 
 class GroupsBrain(Brain):
@@ -101,8 +103,8 @@ class GroupsBrain(Brain):
         self._has_begun = False
         self._fell_back = False
         self._counted: Counter[str] = Counter()  # requests of this interval, by stream
-        self._since: float | None = None  # its start
-        self._rates: dict[str, float] = {}  # requests of the last interval
+        self._since: float | None = None  # start of this interval, seconds
+        self._rates: dict[str, float] = {}  # requests per second in the last interval, by stream
         self._shares: dict[str, Share] = {}  # by stream
         self._member: dict[str, str] = {}
         self._routes: dict[str, str] = {}
@@ -125,7 +127,7 @@ class GroupsBrain(Brain):
     # -- when it plans ---------------------------------------------------------------------
 
     def may_begin(self, seen: Seen, waited_s: float, listened_s: float) -> bool:
-        # Wait for the workers' reports: a restarted planner knows nothing.
+        # A restarted planner learns the present groups from the workers' reports.
         all_here = len(seen.workers) >= self._setting.workers
         return bool(seen.frontends) and (all_here or waited_s > _LISTEN_S)
 
@@ -190,7 +192,8 @@ class GroupsBrain(Brain):
         return Job(problem, workers, now, measured, counted, setting.goodput, unknown)
 
     def _measured(self, now: float, seen: Seen, without: Collection[str] = ()) -> Measured:
-        """The present measurements. `without`: streams whose share is out of date."""
+        """Return the present measurements. For the streams `without`, the learned share of the
+        throughput is out of date and not used."""
         setting, streams = self._setting, self._setting.slos_s
         rates = self._rates or {
             s: setting.rates.get(s, 1.0 if s in setting.variants else 0.0) for s in streams
@@ -207,7 +210,8 @@ class GroupsBrain(Brain):
         return {m: profiles_of(of, seen, setting.profiles) for m, of in setting.variants.items()}
 
     def _unknown(self, seen: Seen) -> dict[str, tuple[Profiles, float]]:
-        """Streams with an unknown goodput under the policy."""
+        """Return the streams whose goodput under the policy is unknown, with the profiles and the
+        SLO in seconds."""
         setting, unknown = self._setting, dict[str, tuple[Profiles, float]]()
         if setting.planner != "herd" or setting.goodput is None:
             return unknown
@@ -252,8 +256,8 @@ class GroupsBrain(Brain):
         return Verdict(why, None if feasible else why)
 
     def _mixes(self, measured: Measured, layout: Layout) -> bool:
-        """Whether a group has models that differ by more than `max_affinity` allows, and by more
-        than errors of their profiles explain."""
+        """Return whether a group mixes models whose profiles differ too much. `max_affinity` is the
+        limit; `min_gain` is added to it for errors of the profiles."""
         setting = self._setting
         most = setting.kwargs.get("max_affinity", math.inf) * (1 + setting.min_gain)
         return any(measured.divergence(layout.of(g)) > most for g in layout.groups)
@@ -275,7 +279,7 @@ class GroupsBrain(Brain):
     def _adopt(self, layout: Layout, why: str) -> None:
         self._layout = layout
         self._fell_back = False
-        self._number += 1  # there may be new groups to connect to
+        self._number += 1  # frontends may have to connect to new groups
         logger.info("layout: %s (%s)", layout, why)
 
     # -- answers ----------------------------------------------------------------------
@@ -320,7 +324,7 @@ class GroupsBrain(Brain):
         return tuple(v for model in order.models for v in self._setting.variants[model])
 
     def _step(self, now: float, places: Mapping[str, Place]) -> None:
-        """Take the next step to the layout."""
+        """Take the next step towards the wanted layout."""
         assert self._layout is not None
         known = {worker: group for worker, group in self._member.items() if worker in places}
         self._member = members(self._layout, places, known)
@@ -337,7 +341,7 @@ class GroupsBrain(Brain):
         self._routes = routes
 
     def _drain(self, now: float, seen: Seen) -> None:
-        """Forget groups without requests of a moved model."""
+        """Stop draining a moved model from groups that have no more requests of it."""
         frontends = seen.frontends.values()
         for (model, group), drain in list(self._draining.items()):
             if any(says.applied[1] < drain.number for says in frontends):

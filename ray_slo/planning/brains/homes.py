@@ -1,11 +1,13 @@
 """Groups that have their own kinds of workers: the models of each group, and how a model moves.
 
-Models that the configuration lists stay in their group. The planner chooses the group of the others
-(`place`); all models of a unit are in one group. A unit moves as in `layouts`: the workers of the
-new group load its planned variants, then its requests are routed to them. When the old group has
-none of its requests left, its workers unload it. If the new group cannot load it, it stays. A new
-planner takes over the routes that frontends report. Before a report, it takes what workers had
-loaded at first.
+Models that the configuration lists stay in their group. The planner chooses the group of the other
+models (`place`). All models of a *unit* are in one group. A unit moves in three steps, as in
+`layouts`. First, the workers of the new group load the unit's planned variants. Then the unit's
+requests are routed to the new group. When the old group has no more of these requests, its workers
+unload the unit. If the new group cannot load the unit, the unit stays in the old one.
+
+A new planner takes over the routes that frontends report. Without such a report, it looks at what
+workers had loaded at their first report.
 
     >>> homes = Homes({"cpu": "a", "gpu": "b"}, {"l": "a"}, {"l": "l", "m-1": "m"}, [("m",)])
     >>> homes.place(0.0, {"l": "a", "m": "b"})
@@ -33,33 +35,33 @@ from ray_slo.planning.brains.brain import NotYet, Routing, Seen, Wanted, WorkerS
 logger = logging.getLogger(__name__)
 
 _DRAIN_S = 60.0  # the longest time to drain a model's requests from a group
-_PATIENCE_S = 60.0  # the longest time of a move; then it is given up
+_PATIENCE_S = 60.0  # a move that takes longer is given up
 _GROUPS_S = 30.0  # the longest time that a first plan waits for workers of all groups
-_REVIEW_S = 60.0  # between moves
+_REVIEW_S = 60.0  # the shortest time between two moves
 
-Fits = Callable[[frozenset[str], str], bool]  # variants on a worker of a kind
+Fits = Callable[[frozenset[str], str], bool]  # do these variants fit on a worker of this kind?
 
 
 @dataclass
 class _Drain:
-    number: int  # frontends with this answer send no more requests
-    since: float
+    number: int  # a frontend that has applied this routing sends no more requests
+    since: float  # seconds
 
 
 class Homes:
-    """The group of each worker, and of each model's requests.
+    """Keeps the group of each worker, and the group that serves each model.
 
     Args:
         kinds: group of each kind of worker.
         listed: group of each model that the configuration lists.
         model_of: model of each variant.
-        units: sets of unlisted models that share a group.
-        allowed: groups that may serve a model; default: all.
+        units: sets of models that the configuration does not list and that must share a group.
+        allowed: groups that may serve a model, by model. The default is all groups.
 
     Attributes:
         layout: wanted group of each model.
         stuck: pairs of a model and a group that could not load it.
-        moves: number of moved units.
+        moves: number of moves of units so far.
     """
 
     def __init__(
@@ -80,32 +82,38 @@ class Homes:
         self._draining: dict[tuple[str, str], _Drain] = {}
         self._moving_since: dict[tuple[str, ...], float] = {}
         self._moved_at: float | None = None
-        self._found: dict[str, tuple[str | None, set[str]]] = {}  # (group, models) by worker
+        # Group and models of each worker at its first report.
+        self._found: dict[str, tuple[str | None, set[str]]] = {}
         self.stuck: set[tuple[str, str]] = set()
         self.moves = 0
         self._waits_since: float | None = None
         self._number = 1
-        self._complete = False  # it stays so, because Serve replaces workers
+        # Once True, it stays True: a lost worker does not count, because Serve replaces it.
+        self._complete = False
 
     # -- the wanted layout --------------------------------------------------------------------
 
     @property
     def unplaced(self) -> list[str]:
-        """Models without a group."""
+        """Models that have no group yet."""
         return [model for unit in self._units for model in unit if model not in self.layout]
 
     def may_move(self, now: float) -> bool:
-        """Whether units may move: no unit moves now, or moved a moment ago."""
+        """Return whether a plan may move units. It may not while a unit moves, nor in the minute
+        after a move."""
         settled = not self._moving_since and not self._draining
         lately = self._moved_at is not None and now - self._moved_at < _REVIEW_S
         return bool(self._units) and settled and not lately
 
     def wait(self, now: float, missing: Sequence[str]) -> None:
-        """Wait until workers of all groups have reported, so that a unit's group is chosen among
-        all.
+        """Delay the first plan until workers of all groups have reported. Otherwise the plan could
+        not choose the groups without workers.
+
+        Args:
+            missing: kinds of workers that have not reported.
 
         Raises:
-            NotYet: workers of the kinds `missing` may still come.
+            NotYet: workers of these kinds may still come.
         """
         if not self.unplaced or not missing:
             return
@@ -115,7 +123,8 @@ class Homes:
             raise NotYet(f"no worker of {', '.join(missing)} is there yet")
 
     def asked(self, now: float, problem: Problem) -> Problem:
-        """The problem with the groups of models that stay, and with the choices for the others."""
+        """Return the problem, with the groups of models that stay, and with the allowed groups of
+        the others."""
         if not self._units:
             return replace(problem, group_of=dict(self.layout)) if self._kinds else problem
         if not self.unplaced and not self.may_move(now):
@@ -131,7 +140,8 @@ class Homes:
         )
 
     def give_up(self, now: float) -> None:
-        """Without a plan, serve models without a group in the first group that may serve them."""
+        """Place models that have no group in the first group that may serve them. This is for the
+        time without a plan."""
         for unit in self._units:
             if unit[0] not in self.layout:
                 self.place(now, dict.fromkeys(unit, self._fallback(unit)))
@@ -142,7 +152,7 @@ class Homes:
         return next((g for g in groups if all(g in its for its in may)), next(iter(groups)))
 
     def place(self, now: float, group_of: Mapping[str, str]) -> None:
-        """Serve models in these groups from now on."""
+        """Start to move units to their groups in `group_of`, which maps models to groups."""
         for unit in self._units:
             group = group_of.get(unit[0])
             if group is None or self.layout.get(unit[0]) == group:
@@ -151,31 +161,32 @@ class Homes:
             self.layout |= new
             if unit[0] not in self._routes:
                 self._start(now, unit, group)
-            elif self._routes[unit[0]] == group:  # it goes back
+            elif self._routes[unit[0]] == group:  # the unit stays; its move is cancelled
                 self._moving_since.pop(unit, None)
             else:
                 self._moving_since[unit] = now
 
     def _start(self, now: float, unit: tuple[str, ...], group: str) -> None:
-        """Route a unit for the first time. It goes to its group. If only workers of other groups
-        have it, from an earlier planner, it goes to one of these, and moves from there."""
+        """Route a unit for the first time. If only workers of other groups have loaded it, under an
+        earlier planner, the unit is first routed to one of these groups and moves from there.
+        Otherwise it is routed to `group`."""
         having = [g for g in dict.fromkeys(self._kinds.values()) if self._had(unit, g)]
         at = group if group in having or not having else having[0]
         self._routes |= dict.fromkeys(unit, at)
         self._number += 1
         for other in having:
-            if other != at:  # it was moving; frontends may still send requests there
+            if other != at:  # the unit was moving, so frontends may still send requests there
                 self._draining |= {(m, other): _Drain(self._number, now) for m in unit}
         if at != group:
             self._moving_since[unit] = now
 
     def _had(self, unit: tuple[str, ...], group: str) -> bool:
-        """Whether workers of a group had a unit at their first report."""
+        """Return whether the workers of a group had loaded the unit at their first report."""
         had = set().union(*(models for its, models in self._found.values() if its == group))
         return had >= {*unit}
 
     def leaving(self, group: str | None) -> bool:
-        """Whether a group serves models that should leave it."""
+        """Return whether a group serves models that are about to leave it."""
         return any(self._leaves(model, group) for unit in self._units for model in unit)
 
     def _leaves(self, model: str, group: str | None) -> bool:
@@ -185,7 +196,8 @@ class Homes:
     # -- reports ----------------------------------------------------------------------
 
     def look(self, now: float, seen: Seen) -> None:
-        """Note the models that are served in their groups, and the groups without requests."""
+        """Take the workers' and frontends' reports. Note which models can be served in their
+        groups, and which groups have no more requests of a model that left."""
         if self.unplaced:
             for worker, says in seen.workers.items():
                 models = {self._model_of.get(variant, "") for variant in says.loaded}
@@ -213,7 +225,7 @@ class Homes:
             self.layout |= routes
             self._routes |= routes
             self._number += 1
-            self._moved_at = now  # the demand must be known before a unit moves
+            self._moved_at = now  # units stay until the demand has been measured
             for worker in seen.workers.values():
                 for model in {self._model_of.get(v) for v in worker.loaded} & {*unit}:
                     if model and worker.group is not None and worker.group != routes[model]:
@@ -240,8 +252,8 @@ class Homes:
         now: float = 0.0,
         fits: Fits = lambda variants, kind: True,
     ) -> dict[str, Wanted]:
-        """The orders with each worker's group, and with the variants that it keeps of models that
-        are leaving. Routes are switched when the new group is ready."""
+        """Return the orders with each worker's group. Workers also keep the variants of models that
+        are leaving their group. If the new group of a unit is ready, its route is switched."""
         self._switch(now, wanted, seen)
         told = {}
         for worker, order in wanted.items():
@@ -260,11 +272,11 @@ class Homes:
             return order
         keep = tuple(dict.fromkeys((*order.keep, *held)))
         parts = order.assigned
-        if not fits(frozenset(keep), says.kind):  # what is to come waits
+        if not fits(frozenset(keep), says.kind):  # new variants wait until there is memory
             keep = tuple(v for v in keep if v in says.loaded)
             parts = tuple(part for part in parts if part.variant in says.loaded)
         old = tuple(part for part in says.assigned if part.variant in held)
-        if not says.assigned:  # it serves all requests, and continues
+        if not says.assigned:  # the worker serves all requests, and continues to do so
             return order._replace(keep=keep, assigned=())
         return order._replace(keep=keep, assigned=(*parts, *old) if order.assigned else old)
 
@@ -292,7 +304,8 @@ class Homes:
     def _is_ready(
         self, model: str, group: str, wanted: Mapping[str, Wanted], seen: Seen
     ) -> tuple[bool, bool]:
-        """Whether a worker of a group has the planned variants of a model; whether all have."""
+        """Return whether at least one worker of a group has loaded its planned variants of a model,
+        and whether all of them have."""
         found = []
         for worker, order in wanted.items():
             says = seen.workers.get(worker)
@@ -304,18 +317,20 @@ class Homes:
 
     @property
     def routing(self) -> Routing | None:
-        """Routes of requests; None without groups."""
+        """The group that serves each model. None without groups."""
         if not self._kinds:
             return None
         groups = tuple(sorted({*self._routes.values(), *self._kinds.values()}))
         return Routing(self._number, dict(self._routes), groups, self._complete)
 
     def outcome(self) -> dict[str, Any]:
-        """Group of every model, for people and logs; empty if none was chosen."""
+        """Return the wanted group of every model, for people and logs. It is empty if the planner
+        chooses no groups."""
         return {"groups": dict(self.layout)} if self._units else {}
 
     def status(self) -> dict[str, Any]:
-        """Status of the groups whose models the planner chooses, for people."""
+        """Return the state of the groups for `ray-slo status`. It is empty if the planner chooses
+        no groups."""
         if not self._units:
             return {}
         names = sorted({*self._kinds.values()})

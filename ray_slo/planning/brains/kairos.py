@@ -2,20 +2,25 @@
 instance type to rent. Its input is the measured rate and sizes of requests, the learned latencies
 of the types, and a budget.
 
-`kairos` scores every configuration under the budget by the fluid bound on its throughput, and
-chooses by Kairos' rule (Kairos §5.2). `kairos_plus` also simulates the best of them with the policy
-(Algorithm 1). Both rent for the highest throughput that the budget pays for. With `follow_load`
-(ours) they rent the cheapest configuration that serves the measured rate with headroom. It serves
-the rate if its bound, times the share `attained` that the policy is known to attain, is high
-enough.
+`kairos` scores every configuration within the budget by the fluid bound on its throughput, and
+chooses by the rule of Kairos §5.2. `kairos_plus` also simulates the best configurations with the
+policy (Kairos, Algorithm 1). Both rent the highest throughput that the budget pays for. With
+`follow_load` (ours) they rent the cheapest configuration that serves the measured rate with
+headroom. A configuration serves the rate if its bound times `attained` is high enough. `attained`
+is the share of the bound that the policy is known to attain.
 
-It plans again when the budget changes, when the rate differs by more than chance explains, when the
-distribution of sizes changes (`sizes.Sizes`), and every `interval_s` with newly learned latencies.
+The brain plans again when
+
+* the budget changes,
+* the rate differs by more than chance explains,
+* the distribution of sizes changes (`sizes.Sizes`),
+* `interval_s` has passed, because latencies were learned meanwhile.
+
 The current configuration stays if it serves as well, and its cost or throughput is within
-`min_gain` of the best. So near ties do not start and stop machines.
+`min_gain` of the best. So machines do not start and stop for near ties.
 
-Every worker serves every model, so nothing is assigned. A type with an unknown latency, of which no
-worker has run yet, is not rented. So begin with one worker of each type.
+Every worker serves every model, so nothing is assigned. A type whose latency is unknown is not
+rented. So begin with one worker of each type.
 """
 
 from __future__ import annotations
@@ -60,13 +65,14 @@ class Arguments(Strict):
         base: kind of worker that is the base type; default: the cheapest for the mix of those that
             meet the SLO at every size.
         bound: see `ray_slo.planning.kairos.plan`.
-        follow_load: rent only what the measured rate needs. False: rent for the highest throughput
-            that the budget pays for, as in the paper.
+        follow_load: rent only what the measured rate needs. False: rent the highest throughput that
+            the budget pays for, as in the paper.
         attained: assumed share of the bound that the policy sustains (`kairos_plus` measures it).
         headroom_quantile, headroom_period_s: headroom of the rate, as for `loki`.
         sizes: expected sizes and their weights, until requests have come.
-        requests, max_evaluations: for `kairos_plus`: the number of requests in a simulation, and
-            the largest number of configurations that are simulated.
+        requests: number of requests in a simulation. Only for `kairos_plus`.
+        max_evaluations: largest number of configurations that are simulated. Only for
+            `kairos_plus`.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -101,16 +107,17 @@ class KairosSetting:
     """The brain's settings for one application.
 
     Attributes:
-        model: its name.
+        model: name of the model.
         variants: the variants that every worker loads.
-        slo_s: the model's SLO without the time for the way back, seconds.
+        slo_s: the model's SLO without the time to send the answer back, in seconds.
         types: instance type by kind of worker.
-        limits: workers of each kind, at most.
-        kwargs: `Arguments`.
-        rate: requests per second expected until there is a measured rate.
-        demand: how the demand is anticipated (`ray_slo.core.demand`).
-        min_gain: see the module.
-        sustained: for `kairos_plus`: simulates the policy. A function of a module.
+        limits: largest number of workers, by kind.
+        kwargs: the planner's arguments, as in `Arguments`.
+        rate: expected requests per second, until the rate has been measured.
+        demand: method that predicts the demand (`ray_slo.core.demand`).
+        min_gain: least gain of a plan that changes the configuration, as a share (see the module).
+        sustained: function at the top of a module that simulates the policy. Only for
+            `kairos_plus`.
     """
 
     model: str
@@ -127,17 +134,16 @@ class KairosSetting:
 
 @dataclass(frozen=True)
 class Job:
-    """A decision to make.
+    """A problem to solve.
 
     Attributes:
         problem: types, profiles, SLO, recent sizes and the budget.
-        args: the planner's.
-        rate: requests per second to serve, with headroom; None: the highest possible rate.
-        planned_rate: the measured rate, without headroom.
-        limits: workers of each type, at most.
-        current: the workers that are rented now.
-        min_gain: see the module.
-        sustained: of the setting.
+        args: the planner's arguments.
+        rate: requests per second to serve, with headroom. None: the highest possible rate.
+        planned_rate: the measured rate in requests per second, without headroom.
+        limits: largest number of workers, by type.
+        current: number of workers that are rented now, by type.
+        min_gain, sustained: as in `KairosSetting`.
     """
 
     problem: kairos.Problem
@@ -151,13 +157,13 @@ class Job:
 
 
 class Solved(NamedTuple):
-    """The workers to rent.
+    """The answer to a job: the configuration to rent.
 
     Attributes:
-        bound: bound on its throughput, requests per second.
+        bound: upper bound on its throughput, in requests per second.
         attained: assumed share of the bound that the policy sustains.
-        shortfall: what it cannot serve; None if it serves everything.
-        evaluated: configurations that were simulated.
+        shortfall: what the configuration cannot serve. None if it serves everything.
+        evaluated: number of configurations that were simulated.
     """
 
     counts: Configuration
@@ -170,7 +176,11 @@ class Solved(NamedTuple):
 
 
 def solve(job: Job) -> Solved:
-    """The configuration to rent; run as a Ray task."""
+    """Return the configuration to rent. This runs as a Ray task.
+
+    Raises:
+        ValueError: the budget allows too many configurations.
+    """
     problem = job.problem
     names = [t.name for t in problem.types]
     prices = np.array([t.price_per_hour for t in problem.types])
@@ -226,7 +236,8 @@ def solve(job: Job) -> Solved:
 def _most(
     job: Job, names: list[str], counts: NDArray[np.int64], bounds: NDArray[np.float64]
 ) -> tuple[int, str, float, int]:
-    """The configuration of the highest throughput: index, why, share of the bound, simulations."""
+    """Return the configuration of the highest throughput: its index, the reason, the share of its
+    bound that it attains, and the number of simulations."""
     if job.sustained is not None:
         found = kairos.search(
             job.problem,
@@ -245,8 +256,8 @@ def _most(
     planned = kairos.plan(job.problem, job.args.bound)
     if not isinstance(planned, Infeasible):
         chosen = _index(counts, [planned.counts.get(n, 0) for n in names])
-        # The rule chooses among near ties. With few configurations, the ten
-        # best are unlike, and the middle one may be bad.
+        # Kairos' rule may choose the one of the ten best that is most like the other nine, as if
+        # the ten were near ties. With few configurations the ten differ, and that one may be bad.
         if chosen is not None and bounds[chosen] >= _NEAR_TIE * bounds.max():
             return chosen, planned.explanation.rstrip("."), job.args.attained, 0
     return int(bounds.argmax()), "the highest upper bound", job.args.attained, 0
@@ -259,8 +270,8 @@ def _throughput(
     bounds: NDArray[np.float64],
     configuration: Configuration,
 ) -> float:
-    """Requests per second that a configuration sustains in the simulator; 0 if it must not be
-    rented."""
+    """Return the requests per second that a configuration sustains in the simulator. It is 0 if the
+    configuration is not allowed."""
     at = _index(counts, [configuration.get(n, 0) for n in names])
     if at is None or bounds[at] <= 0:
         return 0.0
@@ -269,7 +280,7 @@ def _throughput(
 
 
 def _best_effort(job: Job) -> Solved:
-    """The answer if no configuration within the budget and the limits serves all sizes in time."""
+    """Return the answer for the case that no allowed configuration serves all sizes in time."""
     found = kairos.plan(job.problem, job.args.bound)
     assert isinstance(found, Infeasible)
     best = found.best_effort
@@ -332,7 +343,7 @@ class KairosBrain(Brain):
         self._sizes.counted(counts.sizes.get(self._setting.model, {}))
 
     def rate(self, now: float) -> float:
-        """Requests per second to plan for, on average."""
+        """Return the average requests per second to plan for."""
         if not self._rate.seen:
             return self._setting.rate
         return self._rate.value(now)
@@ -418,7 +429,7 @@ class KairosBrain(Brain):
     def target(self, kind: str) -> int | None:
         if self._solved is None or self._job is None:
             return None
-        if kind not in self._job.problem.profiles:  # its latency is unknown
+        if kind not in self._job.problem.profiles:  # a type with unknown latency is not rented
             return None
         return self._solved.counts.get(kind, 0)
 
@@ -448,15 +459,16 @@ class KairosBrain(Brain):
 
 
 def _weighted(sizes: Mapping[int, float]) -> NDArray[np.int64]:
-    """A sample of values in which their shares are the weights."""
+    """Return a sample of sizes, shape (n,), in which each size has about the share of its
+    weight."""
     total = sum(sizes.values())
     counts = [max(round(_SAMPLE * weight / total), 1) for weight in sizes.values()]
     return np.repeat(np.array(list(sizes), dtype=np.int64), counts)
 
 
 def _thinned(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """At most `_SAMPLE` quantiles of a sample. The largest is one of them, because it must be
-    served, too."""
+    """Return at most `_SAMPLE` quantiles of a sample of sizes. The largest size is one of them,
+    because it must be served too."""
     if len(sizes) <= _SAMPLE:
         return sizes
     return np.quantile(sizes, np.linspace(0, 1, _SAMPLE), method="higher").astype(np.int64)

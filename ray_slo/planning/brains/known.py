@@ -1,5 +1,6 @@
-"""What the brain of the planner `auto` has learned about an application: factors, mean sizes, and
-the start time of workers. Also the workers' reports of latencies and memory. Pure: no clock."""
+"""What the brain of the planner `auto` knows about an application. It learns the numbers of child
+requests per request (factors), the mean request sizes, and the time that workers take to start.
+Latencies and memory come from the workers' reports. Pure: no clock."""
 
 from __future__ import annotations
 
@@ -15,25 +16,25 @@ from ray_slo.planning.auto import Hosted, Kind, Model, Problem, Size, Variant
 from ray_slo.planning.auto.sizes import classes_of, ends_of
 from ray_slo.planning.brains.brain import Counts, Key, Seen, WorkerSays
 
-_LEAST_FACTOR = 0.05  # a task without requests for hours still exists
-_SIZES = 2000  # requests in the mean size
-_ENOUGH = 20  # requests before their sizes are used in a plan
-_RARE = 1e-4  # share of the requests; rarer sizes are forgotten
-_STARTS = 5  # workers in the median start time
+_LEAST_FACTOR = 0.05  # a task that had no requests for hours still needs a worker
+_SIZES = 2000  # number of requests in the mean size
+_ENOUGH = 20  # number of requests before their sizes are used in a plan
+_RARE = 1e-4  # sizes with a smaller share of the requests are forgotten
+_STARTS = 5  # number of workers in the median start time
 
 
 class Known:
-    """Learns, and fills in a problem with it.
+    """Learns about an application, and adds to a problem what it has learned.
 
     Args:
-        problem: the part that is not measured.
-        profiles: profiles of variants from files, by kind.
+        problem: the configured part of the problem.
+        profiles: profiles of variants from files, by (variant, kind).
 
     Attributes:
-        problem, profiles: as the arguments. They may be replaced by others of the same shape.
+        problem, profiles: as the arguments. They may be replaced by others of the same application.
         model_of: model by variant.
-        group_of: group by model, if workers are in groups. Models without a group yet may be in
-            any.
+        group_of: group by model, if workers are in groups. A model that is missing here has no
+            group yet, and may be in any.
     """
 
     def __init__(self, problem: Problem, profiles: Mapping[Key, LatencyProfile]) -> None:
@@ -74,7 +75,7 @@ class Known:
         self._seen_sizes[model] = {s: n for s, n in seen.items() if n > _RARE * (requests + count)}
 
     def look(self, seen: Seen) -> None:
-        """Note the workers that became ready, and the time that it took."""
+        """Note which workers became ready, and how long they took to start."""
         for worker, says in seen.workers.items():
             if says.ready and worker not in self._started:
                 self._started.add(worker)
@@ -85,8 +86,8 @@ class Known:
 
     @property
     def starts_s(self) -> dict[str, float]:
-        """Time from a worker's start until it can serve, seconds: the median of the last workers,
-        by kind."""
+        """Time from a worker's start until it can serve, in seconds, by kind. It is the median of
+        the last workers."""
         return {kind: sorted(starts)[len(starts) // 2] for kind, starts in self._starts.items()}
 
     @property
@@ -97,13 +98,13 @@ class Known:
     # -- knowledge ---------------------------------------------------------------------
 
     def model_on(self, kind: str) -> dict[str, str]:
-        """Model by variant, for the variants that workers of a kind serve: those of their group's
-        models, and of models without a group yet."""
+        """Return the model of each variant that workers of a kind serve. These are the variants of
+        their group's models, and of models without a group yet."""
         group, may_be_on = self.problem.kind[kind].group, self.may_be_on(kind)
         return {v: m for v, m in may_be_on.items() if self.group_of.get(m, group) == group}
 
     def may_be_on(self, kind: str) -> dict[str, str]:
-        """Model by variant, for the variants that workers of a kind may serve later."""
+        """Return the model of each variant that workers of a kind may serve now or later."""
         group, problem = self.problem.kind[kind].group, self.problem
         allowed = problem.allowed_groups
         return {
@@ -117,31 +118,33 @@ class Known:
         }
 
     def measured(self, seen: Seen) -> dict[Key, LatencyProfile]:
-        """Profiles of usable variants, without sizes that were never run."""
+        """Return the profiles of usable variants, without batch sizes that never ran."""
         known = {**self.profiles, **seen.profiles}
         keys = [(v, kind.name) for kind in self.problem.kinds for v in self.may_be_on(kind.name)]
         return {key: known[key].measured for key in keys if key in known.keys() - seen.avoided}
 
     def unknown(self, seen: Seen, kind: str) -> list[str]:
-        """Variants that must be measured on a kind."""
+        """Return the variants that must still be measured on a kind of worker."""
         known = {*self.profiles, *seen.profiles, *seen.avoided}
         return [v for v in self.may_be_on(kind) if (v, kind) not in known]
 
     def room_mb(self, seen: Seen, kind: str) -> float:
-        """Memory for variants on a worker of a kind, MB."""
+        """Return the memory for variants on a worker of a kind, in MB."""
         return min(self.problem.kind[kind].memory_mb, seen.room_mb.get(kind, math.inf))
 
     def needs_mb(self, seen: Seen, variant: str, kind: str) -> float:
-        """Memory of a variant, MB: measured, or else configured, or else 0."""
+        """Return the memory of a variant on a kind, in MB: as measured, otherwise as configured. It
+        is 0 if neither is known."""
         told = self.problem.variant[variant].memory_mb.get(kind, 0.0)
         return seen.memory_mb.get((variant, kind), told)
 
     def fit(self, seen: Seen, variants: frozenset[str], kind: str) -> bool:
-        """Whether variants fit together on a worker of a kind, as far as is known."""
+        """Return whether these variants fit together in the memory of a worker, as far as is
+        known."""
         return sum(self.needs_mb(seen, v, kind) for v in variants) <= self.room_mb(seen, kind)
 
     def all_fit(self, seen: Seen, kind: str) -> bool:
-        """Whether all loadable variants fit together."""
+        """Return whether all loadable variants of a kind fit together in a worker's memory."""
         loaded = frozenset(v for v in self.model_on(kind) if (v, kind) not in seen.avoided)
         return self.fit(seen, loaded, kind)
 
@@ -153,12 +156,12 @@ class Known:
         limits: Mapping[str, int],
         has: Callable[[WorkerSays], frozenset[str]],
     ) -> Problem:
-        """The problem with all measurements except the demand.
+        """Return the problem with all measurements except the demand.
 
         Args:
-            limits: workers by kind, at most.
-            has: the variants that plans assigned to a worker. Its other variants are removed if
-                they need the memory.
+            limits: largest number of workers, by kind.
+            has: function that returns the variants that plans assigned to a worker. The worker
+                unloads its other variants when their memory is needed.
 
         Raises:
             ValueError: a model has no variant that can be used.
@@ -193,15 +196,16 @@ class Known:
         return replace(found, sizes=self._classes(found)) if requests >= _ENOUGH else found
 
     def _classes(self, model: Model) -> tuple[Size, ...]:
-        """Classes of the sizes of a model's requests, if workers are unlike. Sizes that no worker
-        answers in time are left out: they are refused with any plan."""
+        """Return size classes of a model's requests, if there is more than one kind of worker.
+        Sizes that no worker answers in time are left out, because any plan refuses them."""
         problem, seen = self.problem, self._seen_sizes.get(model.name, {})
         ends = ends_of(problem, model) if len(problem.kinds) > 1 else set()
         possible = {size: n for size, n in seen.items() if size <= max(ends, default=0)}
         return classes_of(possible, ends) if len(possible) > 1 else ()
 
     def _learned(self, tree: Tree, known: set[str]) -> Tree:
-        """The tree with learned factors for the known variants."""
+        """Return the tree with its known variants, and with the factors that were learned for
+        them."""
         tasks = []
         for task in tree.tasks:
             factors = {v: made for v, made in task.factors.items() if v in known}
@@ -227,8 +231,8 @@ def _rounded(size: int) -> int:
 
 
 def _learnt(problem: Problem) -> dict[tuple[str, str], tuple[str, ...]]:
-    """Child tasks of each task and variant whose factors are learned. If tasks share a model, the
-    counts do not say which task its variants served."""
+    """Return the child tasks of each (task, variant) whose factors can be learned. If tasks share a
+    model, they cannot: the counts do not say which task a variant served."""
     users = [task.model for tree in problem.trees for task in tree.tasks]
     return {
         (task.name, variant.name): tree.children(task.name)

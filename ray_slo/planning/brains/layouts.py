@@ -1,20 +1,24 @@
-"""Serving groups: which models and workers share a scheduler, and the steps from the present to the
-wanted layout. Pure.
+"""The layout of serving groups, and the steps from the present to the wanted layout. A group is a
+set of models and workers that share a scheduler. Pure.
 
-A `Layout` is the wanted state. The places of workers (`Place`) and the routes of frontends
-(`routes`) are the present state. Every step is a function of these three. So the planner may die
+A `Layout` is the wanted state. The present state is the places of the workers (`Place`) and the
+routes of the frontends (`routes`). Every step is a function of these three. So the planner may die
 between two steps, and its successor continues.
 
-A model moves in three steps. The workers of the new group load it beside their other models
-(`orders`). Then its requests are routed to them (`routed`). When the old group has no requests of
-the model left, its workers unload it. A worker changes its group when it has loaded the new group's
-models and others have those that its old group still serves.
+A model moves in three steps:
+
+1. The workers of the new group load the model beside their other models (`orders`).
+2. Its requests are routed to the new group (`routed`).
+3. When the old group has no more requests of the model, its workers unload it.
+
+A worker changes its group when two conditions hold. It has loaded the new group's models, and other
+workers have loaded the models that its old group still serves.
 
     >>> old, new = Layout({"m": "a"}), Layout({"m": "b"})
     >>> there = {"w": Place("a", "a", frozenset("m")), "v": Place("b", "b", frozenset())}
     >>> orders(new, {"w": "a", "v": "b"}, there, {"m": "a"}, set())["v"].models
     ('m',)
-    >>> routed(new, {"w": "a", "v": "b"}, there, {"m": "a"})  # v has not loaded it yet
+    >>> routed(new, {"w": "a", "v": "b"}, there, {"m": "a"})  # v has not loaded m yet
     {'m': 'a'}
 """
 
@@ -31,7 +35,7 @@ class Layout:
 
     Attributes:
         models: group of each model.
-        sizes: workers of each group; empty if a worker's kind decides its group.
+        sizes: number of workers of each group. Empty if a worker's kind decides its group.
     """
 
     models: Mapping[str, str]
@@ -47,12 +51,12 @@ class Layout:
 
 @dataclass(frozen=True)
 class Place:
-    """A worker's last report.
+    """The place of a worker, from its last report.
 
     Attributes:
-        home: the group of its kind; None in a pool.
-        group: its group; None before it has one.
-        loaded: its models, as far as its group's scheduler knows.
+        home: the group of the worker's kind. None in a pool.
+        group: the worker's present group. None before it has one.
+        loaded: the models that the worker has loaded and its group's scheduler knows.
     """
 
     home: str | None
@@ -68,16 +72,17 @@ class Order:
     models: tuple[str, ...]
 
 
-Draining = Collection[tuple[str, str]]  # a model, and a group that still has its requests
+Draining = Collection[tuple[str, str]]  # pairs of a model and a group that still has its requests
 
 
 def members(
     layout: Layout, places: Mapping[str, Place], before: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The group that each worker should be in.
+    """Return the group that each worker should be in.
 
     Args:
-        before: the last answer. A worker stays in its group while there is room.
+        before: the last answer. A worker stays in its group while the group has too few workers or
+            just enough.
     """
     if not layout.sizes:
         return {w: s.home for w, s in places.items() if s.home is not None}
@@ -111,10 +116,10 @@ def orders(
     routes: Mapping[str, str],
     draining: Draining,
 ) -> dict[str, Order]:
-    """The orders for every worker now, on the way to `layout`."""
+    """Return the present orders for every worker, on the way to `layout`."""
 
     def held(group: str) -> set[str]:
-        """Models with requests there."""
+        """Return the models that have requests in a group."""
         return {m for m, g in routes.items() if g == group} | {m for m, g in draining if g == group}
 
     answer = {}
@@ -140,8 +145,8 @@ def routed(
     places: Mapping[str, Place],
     routes: Mapping[str, str],
 ) -> dict[str, str]:
-    """The group for each model's requests now. A model is switched when all workers of its new
-    group have it (the first time, when one has it)."""
+    """Return the group to which each model's requests go now. A model is switched to its new group
+    when all workers of the group have loaded it. Its first group needs only one such worker."""
     answer = dict(routes)
     for model, group in layout.models.items():
         there = [
@@ -161,7 +166,7 @@ def settled(
     routes: Mapping[str, str],
     draining: Draining,
 ) -> bool:
-    """Whether no step is left."""
+    """Return whether the present state is the wanted one, so that no step is left."""
     return (
         not draining
         and all(routes.get(m) == g for m, g in layout.models.items())

@@ -1,13 +1,14 @@
-"""Reduces the number of workers without leaving a model unserved.
+"""Reduction of the number of workers without leaving a model unserved.
 
 A planner sets the number of workers of a kind. Serve chooses the workers to stop: first those that
 do not run yet, then those on nodes with few replicas, then the youngest. The planner does not know
-what is on a node. So it lowers a number only when every planned model keeps a worker, *whichever*
-workers go:
+which replicas are on a node. So it lowers a number only when every planned model keeps a worker,
+*whichever* workers stop. It knows this when two conditions hold:
 
 * the workers that are expected to stay have loaded the plan's variants;
-* the workers that are expected to go have loaded the models that only the others have (*spares*),
-  if there is memory. If there is none, the youngest are expected to go.
+* the workers that are expected to stop have loaded the models that only the others have (*spares*).
+
+If there is no memory for spares, the planner relies on Serve to stop the youngest workers.
 
 Pure: no clock.
 
@@ -36,11 +37,12 @@ Workers = Mapping[str, WorkerSays]
 
 
 def staying(targets: Mapping[str, float], workers: Workers) -> dict[str, WorkerSays]:
-    """The workers that Serve is expected to keep: the first of each kind; all, if none would stay.
+    """Return the workers that Serve is expected to keep: the first of each kind. If none would
+    stay, return all.
 
     Args:
-        targets: number of workers by kind. Workers of other kinds stay.
-        workers: ready workers first, and older ones before younger ones.
+        targets: wanted number of workers, by kind. All workers of other kinds stay.
+        workers: reports of workers. Ready ones come first, and older ones before younger ones.
     """
     left, found = dict(targets), dict[str, WorkerSays]()
     for worker, says in workers.items():
@@ -51,15 +53,15 @@ def staying(targets: Mapping[str, float], workers: Workers) -> dict[str, WorkerS
 
 
 class Leaving:
-    """How far the numbers of workers may fall now, and what must be loaded before they fall
-    further.
+    """Decides how far the numbers of workers may fall now, and which variants must be loaded before
+    they may fall further.
 
     Args:
         model_of: model by variant.
 
     Attributes:
         least: the smallest allowed number of workers, by kind.
-        spares: variants to load in addition, by worker.
+        spares: variants that a worker loads in addition, by worker.
     """
 
     def __init__(self, model_of: Mapping[str, str]) -> None:
@@ -70,12 +72,13 @@ class Leaving:
     def look(
         self, targets: Mapping[str, float], serving: Workers, slots: Iterable[Slot], fits: Fits
     ) -> None:
-        """Note which worker serves which model.
+        """Compute `least` and `spares` from what the workers serve now.
 
         Args:
-            targets: wanted number of workers by kind; the number of other kinds does not change.
+            targets: wanted number of workers by kind. The number of other kinds does not change.
             serving: ready workers, the oldest first.
-            slots: of the plan.
+            slots: slots of the plan: the planned work of each worker.
+            fits: function that returns whether variants fit on a worker of a kind.
         """
         slots = tuple(slots)
         self.least, self.spares = {}, {}
@@ -88,7 +91,7 @@ class Leaving:
         stays = staying(targets, serving) if any(left.values()) else {}
         for model in dict.fromkeys(self._model_of[v] for slot in slots for v in slot.variants):
             if not self._add_spares(model, left, there, serving, stays, slots, fits):
-                continue  # those that are expected to stay have it; the others have no room
+                continue  # workers that should stay have the model, and the others have no memory
             safe = {
                 kind: there[kind] - count + 1
                 for kind in there
@@ -102,7 +105,7 @@ class Leaving:
         self.least = left
 
     def also(self, told: dict[str, Wanted]) -> dict[str, Wanted]:
-        """The workers' orders with the spares."""
+        """Return the workers' orders with the spares added."""
         for worker in told.keys() & self.spares.keys():
             keep = dict.fromkeys((*told[worker].keep, *self.spares[worker]))
             told[worker] = told[worker]._replace(keep=tuple(keep))
@@ -121,8 +124,8 @@ class Leaving:
         slots: tuple[Slot, ...],
         fits: Fits,
     ) -> bool:
-        """Let workers that may go load a model, too. Return whether the numbers must wait until one
-        has loaded it."""
+        """Let workers that may stop load a model as a spare. Return whether the number of workers
+        may fall only as far as a worker with the model is certain to remain."""
         mine = {
             slot.kind: (
                 variant,

@@ -1,17 +1,18 @@
-"""The brain of the planner `loki`. From the measurements of an application it decides what its
-workers run.
+"""The brain of the planner `loki`. It decides how many workers an application has, and which
+variant each of them runs.
 
-A problem contains the measurements: the demand at the root, multiplicative factors, the workers'
-profiles, and what they have loaded. It is solved twice: for the largest number of workers
-(`max_replicas`), which gives the number that Serve scales to; and for the present workers, which
-gives their work until then (`planning.meanwhile`).
+A problem contains the measurements: the demand at the root, the numbers of child requests per
+request (multiplicative factors), the workers' profiles, and what the workers have loaded. It is
+solved twice. The plan for the largest number of workers (`max_replicas`) gives the number that
+Serve scales to. The plan for the present workers gives their work until then
+(`planning.meanwhile`).
 
-Without a plan: a variant whose latency is unknown (no file, no measurement) must be measured before
-a plan can exist. The first workers share these variants, and serve all requests with those that
+Before the first plan, variants with an unknown latency (no file, no measurement) are measured. The
+first workers divide these variants among themselves, and serve all requests with the variants that
 they have. Later workers load the plan's variants, and one of them retries those that could not be
-loaded before. With fewer workers than tasks, nothing is assigned, and each worker has the plan's
-variants for all tasks. If no plan serves anything, the planner serves the largest possible part of
-the demand (`planning.best_effort`).
+loaded before. If there are fewer workers than tasks, no variant is assigned, and each worker loads
+the plan's variants for all tasks. If the problem has no solution, the planner serves the largest
+possible part of the demand (`planning.best_effort`).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from ray_slo.planning.meanwhile import Plans, best, plan_both
 from ray_slo.planning.placement import place
 from ray_slo.planning.result import Infeasible
 
-_LEAST_FACTOR = 0.05  # a task without requests for hours still exists
+_LEAST_FACTOR = 0.05  # a task that had no requests for hours still needs a worker
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,13 @@ class LokiSetting:
     """The brain's settings for one application.
 
     Attributes:
-        problem: the part that is not measured. Its demand and its factors hold until there are
-            measured ones. Its profiles are not used.
-        kind: of the workers.
+        problem: the configured part of the problem. Its demand and its factors are used until they
+            have been measured. Its profiles are not used.
+        kind: kind of the workers.
         first_workers: the initial number of workers.
         scales: whether Serve starts and stops workers as planned. It stops the youngest first.
-        interval_s: time between plans, seconds.
-        demand: how the demand is anticipated (`ray_slo.core.demand`).
+        interval_s: time between plans, in seconds.
+        demand: method that predicts the demand (`ray_slo.core.demand`).
         make_before_break: whether a worker loads its next variant before it removes the last one.
         profiles: profiles of variants from files.
     """
@@ -70,7 +71,7 @@ class LokiSetting:
 
 
 class Job(NamedTuple):
-    """A problem for the largest number of workers, and the present number."""
+    """The problem for the largest number of workers, and the present number of workers."""
 
     problem: loki.Problem
     present: int
@@ -79,15 +80,15 @@ class Job(NamedTuple):
 
 
 def solve(job: Job) -> Plans:
-    """Both plans; run as a Ray task."""
+    """Return both plans of a job. This runs as a Ray task."""
     return plan_both(job.problem, job.present, job.last, best_effort.plan)
 
 
 class LokiBrain(Brain):
-    """Plans a pipeline whose workers are alike (see the module).
+    """Plans a pipeline whose workers are of one kind (see the module).
 
     Args:
-        rate: measures the demand; default: as in the setting.
+        rate: measures the demand. The default is the method that the setting names.
     """
 
     def __init__(self, setting: LokiSetting, rate: Rate | None = None) -> None:
@@ -122,13 +123,13 @@ class LokiBrain(Brain):
                 self._factors.observe(variant, requests, counts.made.get(variant, {}))
 
     def rate(self, now: float) -> float:
-        """The demand to plan for, requests per second on average."""
+        """Return the demand to plan for, in requests per second on average."""
         if not self._rate.seen:
             return self._setting.problem.demand
         return self._rate.value(now)
 
     def _profiles(self, seen: Seen) -> dict[str, LatencyProfile]:
-        """Profiles of usable variants, without sizes that were never run."""
+        """Return the profiles of usable variants, without batch sizes that never ran."""
         kind = self._setting.kind
         measured = {v: p for (v, k), p in seen.profiles.items() if k == kind}
         known = {**self._setting.profiles, **measured}
@@ -139,7 +140,7 @@ class LokiBrain(Brain):
         return (variant, self._setting.kind) in seen.avoided
 
     def _unknown(self, seen: Seen) -> list[str]:
-        """Variants that must be measured."""
+        """Return the variants that must still be measured."""
         known = self._profiles(seen)
         return [v for v in self._task_of if v not in known and not self._avoids(seen, v)]
 
@@ -172,7 +173,7 @@ class LokiBrain(Brain):
         return Job(problem, present, last, frozenset(profiles))
 
     def _measured(self, task: loki.Task, profiles: Mapping[str, LatencyProfile]) -> loki.Task:
-        """The task with its measurements, without unusable variants."""
+        """Return the task with its measurements, without unusable variants."""
         variants = []
         for v in task.variants:
             if v.name in profiles:
@@ -220,7 +221,7 @@ class LokiBrain(Brain):
             return self._to_measure(seen, unknown)
         plan, serving = best(self._solved.now), seen.serving
         staying = serving
-        if self._setting.scales:  # Serve stops the youngest, so the others must be enough
+        if self._setting.scales:  # Serve stops the youngest workers, so they get no work
             staying = dict(list(serving.items())[: max(plan.workers, 1)])
         placed = self._placed(plan, staying)
         if placed is None:
@@ -237,9 +238,9 @@ class LokiBrain(Brain):
                 told[worker] = later[worker].variant
                 answer[worker] = Wanted((later[worker],), (later[worker].variant,))
             elif settled or not self._setting.make_before_break:
-                # It keeps its variants until it is needed, or Serve stops it.
+                # An idle worker keeps its variants until it is needed, or Serve stops it.
                 answer[worker] = Wanted((), tuple(sorted(says.loaded)))
-            else:  # others still need it
+            else:  # other workers are not ready to replace it yet
                 answer[worker] = Wanted(says.assigned, tuple(sorted(says.loaded)))
         # Starting workers load what they will serve; the others continue until these are ready.
         for worker in seen.workers.keys() - serving.keys():
@@ -249,23 +250,23 @@ class LokiBrain(Brain):
             else:
                 answer[worker] = Wanted((), ())
         self._told = told
-        if unknown and answer:  # an idle worker, if any
+        if unknown and answer:  # an idle worker loads it, if there is one
             worker = min(answer, key=lambda w: (bool(answer[w].assigned), w))
             keep = dict.fromkeys((*answer[worker].keep, unknown[0]))
             answer[worker] = answer[worker]._replace(keep=tuple(keep))
         return answer
 
     def _is_new(self, later: Assigned | None, says: WorkerSays) -> bool:
-        """Whether a worker that is not in the plan for the present workers has loaded its variant
-        of the plan for all."""
+        """Return whether a worker that has no work in the plan for the present workers has loaded
+        its variant in the plan for all workers."""
         assert self._solved is not None
         if later is None or self._solved.now is self._solved.whole:
             return False
         return later.variant in says.loaded
 
     def _to_measure(self, seen: Seen, unknown: list[str]) -> dict[str, Wanted]:
-        """Assign the variants without a measurement to the workers. A worker that is done takes the
-        next."""
+        """Divide the variants that must be measured among the workers. A worker that has measured
+        its variants takes the next."""
         turns = in_turn(unknown, self._task_of)
         avoided = {v for v in self._task_of if self._avoids(seen, v)}
         shares = self._measuring.shares(seen.workers, turns, avoided, self._setting.first_workers)
@@ -280,8 +281,9 @@ class LokiBrain(Brain):
         return Wanted((), loadable(self._task_of, avoided))
 
     def _shared(self, says: WorkerSays, seen: Seen) -> Wanted:
-        """The plan's variants for a worker that must serve all tasks. It keeps its other variants
-        if the plan does not assume that."""
+        """Return the orders for a worker when there are fewer workers than tasks. It loads the
+        plan's variants for all tasks. If the plan has enough workers for all tasks, the worker
+        keeps its other variants too."""
         assert self._solved is not None
         now, whole = best(self._solved.now), best(self._solved.whole)
         plan = now if now.shared else whole
@@ -295,7 +297,7 @@ class LokiBrain(Brain):
     def _placed(
         self, plan: loki.Plan, workers: Mapping[str, WorkerSays]
     ) -> dict[str, Assigned] | None:
-        """Assignments by worker; None if they do not cover all tasks."""
+        """Return the assignments by worker, or None if they do not cover all tasks."""
         if plan.shared:
             return None
         used = {a.variant for a in plan.assignments}
@@ -307,7 +309,8 @@ class LokiBrain(Brain):
         return placed if served == self._tasks else None
 
     def _current(self, says: WorkerSays, used: set[str]) -> str | None:
-        """The variant that it runs or was told to run, or else a useful one that it has."""
+        """Return the variant that a worker runs or was told to run. Otherwise return a variant of
+        `used` that it has loaded."""
         if (told := self._told.get(says.worker)) is not None:
             return told
         if says.assigned:
@@ -321,8 +324,9 @@ class LokiBrain(Brain):
         workers: Mapping[str, WorkerSays],
         placed: Mapping[str, Assigned],
     ) -> Wanted:
-        """The next step to `assigned`. A worker that alone serves a task continues with it, and
-        loads its next variant beside, until another worker can serve that task."""
+        """Return a worker's next step to `assigned`. A worker that alone serves a task continues to
+        serve it until another worker can. Meanwhile it loads its next variant beside the present
+        one."""
         says = workers[worker]
         now = says.assigned[0] if says.assigned else None
         if now is None or now.variant not in says.loaded or not self._setting.make_before_break:

@@ -1,4 +1,4 @@
-"""Shares variants with an unknown latency among the workers, which measure them. Pure."""
+"""Division of the variants with an unknown latency among the workers, which measure them. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from ray_slo.planning.brains.brain import WorkerSays
 
 
 class Measuring:
-    """Shares variants among the workers of a kind. A worker that is done takes the next.
-
-    A variant is shared again when its worker is gone, or could not load it.
+    """Divides variants among the workers of a kind. A worker that has measured its variants takes
+    the next. When a worker is gone or could not load its variant, another worker takes it.
     """
 
     def __init__(self) -> None:
@@ -24,12 +23,12 @@ class Measuring:
         avoided: Collection[str],
         expected: int,
     ) -> dict[str, tuple[str, ...]]:
-        """The variants that each worker should load. Workers with an assignment, or with nothing to
-        measure, are left out.
+        """Return the variants that each worker should load. Workers with an assignment, or with
+        nothing to measure, are left out.
 
         Args:
-            workers: of one kind.
-            unknown: variants, in the order in which they should be measured.
+            workers: reports of the workers of one kind.
+            unknown: variants to measure, in this order.
             avoided: variants that could not be loaded lately.
             expected: initial number of workers.
         """
@@ -54,8 +53,8 @@ class Measuring:
 
 
 def in_turn(variants: Sequence[str], owner: Mapping[str, str]) -> list[str]:
-    """One variant of every owner (model or task), then the second of each, and so on. So the first
-    few variants serve many owners.
+    """Return the variants in another order: the first variant of every owner (model or task), then
+    the second of each, and so on. So the first few variants serve many owners.
 
     >>> in_turn(["a1", "a2", "b1"], {"a1": "a", "a2": "a", "b1": "b"})
     ['a1', 'b1', 'a2']
@@ -68,8 +67,8 @@ def in_turn(variants: Sequence[str], owner: Mapping[str, str]) -> list[str]:
 
 
 def loadable(owner: Mapping[str, str], avoided: Collection[str]) -> tuple[str, ...]:
-    """All loadable variants, and all variants of an owner that has no loadable one. A worker that
-    cannot load these ends with the reason."""
+    """Return all loadable variants. An owner without a loadable variant gets all its variants: a
+    worker that cannot load them ends and reports the reason."""
     usable = {v for v in owner if v not in avoided}
     owners = {owner[v] for v in usable}
     return tuple(v for v, its in owner.items() if v in usable or its not in owners)

@@ -1,4 +1,4 @@
-"""Fast variants that workers load for bursts, in addition to those that they serve."""
+"""Fast variants that workers load for bursts, in addition to the variants that they serve."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ def with_reserve(
     order: Wanted,
     has: Callable[[WorkerSays], frozenset[str]],
 ) -> Wanted:
-    """The order with the fastest variants of the worker's models, if there is memory. A policy uses
-    them if answers would be late otherwise. They are loaded after the plan's variants.
+    """Return a worker's order with the fastest variant of each of its models added, if there is
+    memory. A policy uses them if answers would be late otherwise. They are loaded after the plan's
+    variants.
 
     Args:
-        has: the plan's variants for the worker, now or next.
+        says: the worker's report.
+        order: the worker's order.
+        has: function that returns the plan's variants for a worker, now or next.
     """
     goal = has(says)
     profiles = known.measured(seen)

@@ -1,5 +1,5 @@
-"""The sizes of an application's requests for planners' brains, and whether they still fit the plan.
-Pure: no clock. For requests per second, see `core.demand.Rate`."""
+"""The sizes of an application's requests, and a test whether their distribution has changed since
+the plan. Pure: no clock. For requests per second, see `core.demand.Rate`."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ from scipy.stats import ks_2samp
 
 
 class Sizes:
-    """Sizes of recent requests. A two-sample Kolmogorov–Smirnov test of the last `recent` sizes
-    against the planned ones finds a change of their distribution. Older sizes are then forgotten.
+    """Sizes of recent requests. A two-sample Kolmogorov–Smirnov test compares the last `recent`
+    sizes with the planned ones. If it finds a change of the distribution, older sizes are
+    forgotten.
 
     Args:
         memory: the largest number of sizes to plan with.
         recent: the number of sizes that are tested.
-        p_value: p-value of the test below which there is a change. The test runs after every
-            quarter of `recent`, so this must be small.
-        share: the least distance between the two distribution functions for a change. A smaller one
-            makes no difference to a plan.
+        p_value: a p-value below this counts as a change. The test runs again after every `recent` /
+            4 requests, so this must be small.
+        share: a smaller distance between the two distribution functions does not count as a change,
+            because it makes no difference to a plan.
+
+    Attributes:
+        changes: number of changes found so far.
     """
 
     def __init__(
@@ -36,7 +40,7 @@ class Sizes:
         self.changes = 0
 
     def counted(self, sizes: Mapping[int, int]) -> None:
-        """Count requests by size."""
+        """Take the number of requests of each size."""
         for size, count in sizes.items():
             repeated = [size] * count
             self._sizes.extend(repeated)
@@ -47,13 +51,13 @@ class Sizes:
         return len(self._sizes)
 
     def values(self) -> NDArray[np.int64]:
-        """The sizes to plan with, shape (n,)."""
+        """Return the sizes to plan with, shape (n,)."""
         if self.differ():
             return np.array(self._recent, dtype=np.int64)
         return np.array(self._sizes, dtype=np.int64)
 
     def planned(self, values: NDArray[np.int64]) -> None:
-        """Note that the plan is for these sizes."""
+        """Note that the plan in force is for these sizes, shape (n,)."""
         self._planned = values
         if self._differ:
             self._differ = False
@@ -62,12 +66,12 @@ class Sizes:
             self._sizes.extend(self._recent)
 
     def differ(self) -> bool:
-        """Whether recent sizes have another distribution than the planned ones."""
+        """Return whether recent sizes have another distribution than the planned ones."""
         enough = 4 * self._untested >= (self._recent.maxlen or 0)
         if self._planned is None or self._differ or not enough:
             return self._differ
         self._untested = 0
-        # Sizes are whole numbers, so there are ties, and the test errs on the side of no change.
+        # Sizes are whole numbers, so there are ties. They make the test more cautious.
         test = ks_2samp(self._planned, np.array(self._recent), method="asymp")
         self._differ = bool(test.pvalue < self._p_value and test.statistic > self._share)
         return self._differ

@@ -1,5 +1,5 @@
-"""The steps from the workers' present work to the plan's, without a gap: make before break.
-Pure."""
+"""The steps from the workers' present work to the planned work. Every model stays served: a worker
+loads its next variant before it unloads the last one (make before break). Pure."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Callable, Mapping
 from ray_slo.planning.auto import Slot
 from ray_slo.planning.brains.brain import Wanted, WorkerSays
 
-Fits = Callable[[frozenset[str], str], bool]  # variants on a worker of a kind
+Fits = Callable[[frozenset[str], str], bool]  # do these variants fit on a worker of this kind?
 
 
 class Steps:
-    """Chooses each worker's next step to its slot.
+    """Chooses each worker's next step to its slot, which is its work in the plan.
 
-    A worker that alone serves a model continues with it, and loads its next variants beside, until
-    another worker can serve that model. If both do not fit in its memory, it first removes variants
-    that others serve, too. It removes a variant that it alone serves only if no other step is
-    possible.
+    A worker that alone serves a model continues to serve it until another worker can. Meanwhile it
+    loads its next variants beside the present ones. If both do not fit in its memory, it first
+    unloads variants of models that others serve too. It unloads a model that it alone serves only
+    if no other step is possible.
 
     Args:
         model_of: model by variant.
@@ -25,12 +25,12 @@ class Steps:
 
     def __init__(self, model_of: Mapping[str, str]) -> None:
         self._model_of = model_of
-        self._told: dict[str, frozenset[str]] = {}  # variants by worker, even while they load
-        self._needed: set[str] = set()  # models of the plan
-        self._kept: dict[str, frozenset[str]] = {}  # variants that workers have, and keep for now
+        self._told: dict[str, frozenset[str]] = {}  # planned variants by worker, loaded or not
+        self._needed: set[str] = set()  # models in the plan
+        self._kept: dict[str, frozenset[str]] = {}  # loaded variants that stay for now, by worker
 
     def has(self, says: WorkerSays) -> frozenset[str]:
-        """Variants that a worker has loaded, or was told to load."""
+        """Return the variants that a worker was told to load, or that it has loaded."""
         told = self._told.get(says.worker)
         if told is not None:
             return told
@@ -45,12 +45,14 @@ class Steps:
         fits: Fits,
         breaks: bool,
     ) -> dict[str, Wanted]:
-        """The next orders for workers.
+        """Return the next orders for workers.
 
         Args:
-            placed: slots by worker; other workers have none.
-            serving: the workers that serve.
-            breaks: whether no worker waits for another.
+            placed: slot of each worker that has one.
+            workers: reports of all workers.
+            serving: reports of the workers that serve.
+            fits: function that returns whether variants fit on a worker of a kind.
+            breaks: whether workers switch at once. A model may then be unserved for a moment.
         """
         goals = {w: frozenset(slot.variants) for w, slot in placed.items()}
         self._needed = {self._model_of[v] for goal in goals.values() for v in goal}
@@ -60,17 +62,18 @@ class Steps:
         for worker, says in workers.items():
             slot = placed.get(worker)
             if worker not in serving:
-                its = Wanted((), tuple(sorted(says.loaded)))  # it may help others
+                its = Wanted((), tuple(sorted(says.loaded)))  # it may serve a model meanwhile
                 answer[worker] = its if slot is None else Wanted(slot.parts, slot.variants)
             elif slot is not None:
                 answer[worker] = self._step(says, slot, serving, goals, fits, breaks)
             elif settled or breaks:
-                # It keeps its variants until it is needed, or Serve stops it.
+                # An idle worker keeps its variants until it is needed, or Serve stops it.
                 answer[worker] = Wanted((), tuple(sorted(says.loaded)))
-            else:  # others still need it
+            else:  # other workers are not ready to replace it yet
                 answer[worker] = Wanted(says.assigned, tuple(sorted(says.loaded)))
         waits = all(set(answer[w].keep) == says.loaded for w, says in workers.items())
-        if waits and workers.keys() == serving.keys():  # a starting worker may help soon
+        # If a worker is starting, wait for it: it may make a step possible.
+        if waits and workers.keys() == serving.keys():
             self._break(answer, workers, placed, fits)
         self._told = goals
         return answer
@@ -96,8 +99,8 @@ class Steps:
         return Wanted(says.assigned, tuple(dict.fromkeys((*sorted(now), *slot.variants))))
 
     def _in_turn(self, says: WorkerSays, slot: Slot, fits: Fits) -> Wanted:
-        """Remove variants that others serve, too, until there is room, and load what fits. The
-        reserve is removed first."""
+        """Unload variants of models that others serve too, until there is memory, and load what
+        fits. Variants that the worker does not serve (the reserve) are unloaded first."""
         goal, keep = frozenset(slot.variants), says.loaded
         assigned = {part.variant for part in says.assigned}
         for variant in sorted(says.loaded - goal, key=lambda v: (v in assigned, v)):
@@ -122,8 +125,9 @@ class Steps:
         placed: Mapping[str, Slot],
         fits: Fits,
     ) -> None:
-        """No step is possible without a gap. Let a worker without a slot help, or else let the
-        first worker that waits for room remove its variants."""
+        """Make a step when every worker waits for memory. If a worker without a slot has memory for
+        a missing variant, it loads the variant. Otherwise the first worker that waits unloads its
+        old variants, and their models may be unserved for a moment."""
         blocked = [
             (workers[worker], slot)
             for worker, slot in placed.items()
@@ -150,7 +154,7 @@ class Steps:
         serving: Mapping[str, WorkerSays],
         goals: Mapping[str, frozenset[str]],
     ) -> bool:
-        """Whether another worker can serve a model, and keeps the variant for it."""
+        """Return whether another worker can serve a model now, and keeps the variant for it."""
         return any(
             self._model_of[v] == model
             for worker, says in serving.items()
@@ -160,6 +164,6 @@ class Steps:
 
 
 def _let_go(says: WorkerSays, slot: Slot) -> Wanted:
-    """Remove everything that is not in the slot."""
+    """Return the order to unload all variants that are not in the slot."""
     parts = tuple(part for part in says.assigned if part.variant in slot.variants)
     return Wanted(parts, tuple(v for v in slot.variants if v in says.loaded))

@@ -1,5 +1,5 @@
-"""The demand by stream, for planners' brains: the rate of requests, its burstiness and trend, and
-the bad requests. Pure: no clock."""
+"""The demand of each stream, for planners' brains: the rate of requests, its burstiness and trend,
+and the number of bad requests. Pure: no clock."""
 
 from __future__ import annotations
 
@@ -12,31 +12,37 @@ from ray_slo.planning.auto import Demand
 from ray_slo.planning.autoscale import Limits, Problem, Signals, plan
 from ray_slo.planning.result import Infeasible
 
-# Requests in an average. The target is the largest of several, so noise would add workers.
+# Number of requests in an average. The number of workers is the largest that several plans want, so
+# noise in the average would add workers.
 _ENOUGH = 300
-_BITS = 5  # the requests of a report are spread over this many parts of equal length
-_WINDOW_S, _WINDOWS = 2.0, 64  # of the dispersion
-_FEW_WINDOWS = 8
-_KEPT = 0.623  # of a χ² distribution's mean, below its 90 % quantile
-_SURE = 2.0  # standard errors above Poisson from which a load counts as bursty
-_SLOWLY = 0.2, 0.05  # Holt's shares of a new second in level and trend
-_TREND = 0.0175  # standard deviation of its trend of a steady load, in those of a second's count
-_RISES = 3.5  # standard deviations from which a trend counts as one
-_BAD_S = 10.0  # seconds in the share of bad requests
-_FEW_BAD = 5  # bad requests; fewer may be chance
+_BITS = 5  # the requests of a report are spread evenly over this many parts of its time
+_WINDOW_S, _WINDOWS = 2.0, 64  # length and largest number of the dispersion's windows
+_FEW_WINDOWS = 8  # with fewer windows, the dispersion is taken as 1
+_KEPT = 0.623  # share of a χ² distribution's mean that lies below its 90 % quantile
+_SURE = 2.0  # a load counts as bursty from this many standard errors above a Poisson load
+_SLOWLY = 0.2, 0.05  # weights of a new second in the level and the trend of Holt's method
+# Standard deviation of the trend of a steady load, in standard deviations of a second's count.
+_TREND = 0.0175
+_RISES = 3.5  # a trend counts from this many of its standard deviations
+_BAD_S = 10.0  # the share of bad requests is over this many seconds
+_FEW_BAD = 5  # fewer bad requests may be chance
 _MOST_FACTOR = 3.0  # the plan is for at most this many times the measured demand
-_FADES_S = 60.0  # time constant of the demand beyond the measured one
+_FADES_S = 60.0  # time constant with which the addition to the measured demand fades
 BAD_SHARE = 0.01  # share of bad requests that an SLO allows
 
 
 class Burstiness:
-    """Index of dispersion of counts that a change of the rate does not disturb. It is the Allan
-    factor of windows of 2 s, as in `core.load.Dispersion`, without the largest tenth of the
-    differences. For a normal distribution, 62 % of the mean of their squares remain.
+    """Index of dispersion of counts that a change of the rate does not disturb.
+
+    It is the Allan factor of windows of 2 s, as in `core.load.Dispersion`. The largest tenth of the
+    differences between successive windows is left out, because a change of the rate makes them
+    large. For normally distributed differences, the rest has 62 % of the mean square; the estimate
+    is divided by this share.
     """
 
     def __init__(self) -> None:
-        self._ratios: deque[float] = deque(maxlen=_WINDOWS)  # half a difference², over the mean
+        # Half the squared difference of two successive counts, divided by their mean.
+        self._ratios: deque[float] = deque(maxlen=_WINDOWS)
         self._before: float | None = None
         self._count, self._over_s = 0, 0.0
 
@@ -52,7 +58,8 @@ class Burstiness:
 
     @property
     def value(self) -> float:
-        """At least 1 (Poisson); more only if chance does not explain it."""
+        """The index of dispersion. It is 1 (Poisson) unless the load is burstier than chance
+        explains."""
         kept = sorted(self._ratios)[: len(self._ratios) - max(len(self._ratios) // 10, 1)]
         if len(kept) < _FEW_WINDOWS:
             return 1.0
@@ -61,11 +68,16 @@ class Burstiness:
 
 
 class Stream:
-    """Requests for one root in one SLO class.
+    """The demand of one stream: the requests of one root in one SLO class.
 
     Args:
-        expected: requests per second, until requests have come.
-        kind, horizon_s: of `core.demand.Rate`.
+        expected: expected requests per second, until requests have come.
+        kind, horizon_s: arguments of `core.demand.Rate`.
+
+    Attributes:
+        last_at: time of the last request, in seconds.
+        factor: ratio of the planned to the measured demand in the last plan.
+        factor_at: time of that plan, in seconds.
     """
 
     def __init__(self, expected: float, kind: Kind = "ewma", horizon_s: float = 0.0) -> None:
@@ -73,13 +85,13 @@ class Stream:
         self._rate = Rate(kind, horizon_s, enough=_ENOUGH)
         self._burstiness = Burstiness()
         self._trend = Holt(1.0, *_SLOWLY)
-        self._counted_s = 0.0  # all counted time
-        self._recent: deque[tuple[float, int, int]] = deque()  # when, requests, bad ones
-        self.last_at = -math.inf  # time of the last request
+        self._counted_s = 0.0  # time of all reports, seconds
+        self._recent: deque[tuple[float, int, int]] = deque()  # time, requests, bad requests
+        self.last_at = -math.inf
         self.factor, self.factor_at = 1.0, -math.inf
 
     def counted(self, now: float, over_s: float, requests: int, bad: int) -> None:
-        """Count the requests, and the bad requests, of the last `over_s` seconds."""
+        """Take the number of requests, and of bad requests, in the last `over_s` seconds."""
         self._rate.counted(now, over_s, requests)
         for i in range(_BITS):
             part = requests * (i + 1) // _BITS - requests * i // _BITS
@@ -99,11 +111,12 @@ class Stream:
 
     @property
     def dispersion(self) -> float:
-        """Index of dispersion to plan for; at least 1."""
+        """The index of dispersion to plan for. It is at least 1."""
         return self._burstiness.value
 
     def rate(self, now: float, ahead_s: float = 0.0) -> float:
-        """Mean requests per second; if they rise, the prediction for `ahead_s` from now."""
+        """Return the mean requests per second. If the rate rises, return its prediction for
+        `ahead_s` seconds from now."""
         if not self.seen:
             return self._expected
         usual = self._rate.value(now, self.dispersion)
@@ -113,23 +126,32 @@ class Stream:
         return usual + rise * ahead_s if rise > _RISES * chance else usual
 
     def differs(self, now: float, planned: float) -> bool:
-        """Whether the demand differs from the planned one by more than chance explains."""
+        """Return whether the demand differs from `planned` by more than chance explains. `planned`
+        is in requests per second."""
         return self.seen and self._rate.differs(now, planned, self.dispersion)
 
     def bad(self, since: float) -> tuple[int, int]:
-        """Requests and bad requests of the last seconds, but not before `since`."""
+        """Return the number of requests and of bad requests in the last 10 s, but not before the
+        time `since`."""
         found = [(requests, bad) for at, requests, bad in self._recent if at > since]
         return sum(n for n, _ in found), sum(n for _, n in found)
 
     def is_bad(self, since: float) -> bool:
-        """Whether there are more bad requests than an SLO allows, and more than by chance."""
+        """Return whether there were more bad requests since `since` than an SLO allows, and more
+        than chance explains."""
         requests, bad = self.bad(since)
         return bad >= _FEW_BAD and bad > BAD_SHARE * requests
 
     def load_factor(self, now: float, workers: int, since: float) -> float:
-        """Planned demand over the measured one. If requests were bad although the plan was in
-        force, the load is that of N·r/(1 − r) more workers (`planning.autoscale`). This addition
-        fades."""
+        """Return the ratio of the demand to plan for to the measured demand. It is 1 unless
+        requests were bad although the plan was in force. If N workers left a share r of the
+        requests bad, the load needs N·r/(1 − r) more workers (`planning.autoscale`). The addition
+        fades with time.
+
+        Args:
+            workers: number of workers that served.
+            since: time from which the plan was in force, in seconds.
+        """
         faded = 1 + (self.factor - 1) * math.exp(-max(now - self.factor_at, 0.0) / _FADES_S)
         if not workers or not self.is_bad(max(since, self.factor_at)):
             return faded
@@ -142,12 +164,13 @@ class Stream:
 
 
 class Streams:
-    """All streams of an application.
+    """The demand of all streams of an application.
 
     Args:
-        expected: requests per second until requests have come, by stream.
-        idle_s: time without a request after which a stream has no demand, seconds; None: it always
-            has some.
+        expected: expected requests per second by stream, until requests have come.
+        kind, horizon_s: arguments of `core.demand.Rate`.
+        idle_s: time without a request after which a stream has no demand, in seconds. None: a
+            stream always has some demand.
     """
 
     def __init__(
@@ -170,8 +193,8 @@ class Streams:
     def counted(
         self, now: float, over_s: float, requests: Mapping[str, int], bad: Mapping[str, int]
     ) -> None:
-        """Count the requests and bad requests of a frontend. Those of an unknown class count for
-        the default class."""
+        """Take the numbers of requests and bad requests of a frontend, by stream. Requests of an
+        unknown class count for the root without a class."""
         if math.isnan(self._began):
             self._began = now
         requests, bad = self._known(requests), self._known(bad)
@@ -186,7 +209,7 @@ class Streams:
         return found
 
     def is_idle(self, stream: str, now: float) -> bool:
-        """Whether a stream has no demand now."""
+        """Return whether a stream has no demand now."""
         if self.idle_s is None:
             return False
         last = self._streams[stream].last_at
@@ -196,12 +219,12 @@ class Streams:
     def demand(
         self, now: float, ahead_s: float, workers: int, since: float
     ) -> tuple[dict[str, Demand], dict[str, float]]:
-        """The demand to plan for, and its factor over the measured one, by stream.
+        """Return the demand to plan for, and its ratio to the measured demand, both by stream.
 
         Args:
-            ahead_s: time that a worker takes to start, seconds.
-            workers: that serve.
-            since: the time when they began to serve as planned, seconds.
+            ahead_s: time that a worker takes to start, in seconds.
+            workers: number of workers that serve.
+            since: time when the workers began to serve as planned, in seconds.
         """
         found, factors = {}, {}
         for name, stream in self._streams.items():

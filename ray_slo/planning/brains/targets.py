@@ -1,5 +1,5 @@
-"""The wanted number of workers of a kind over time: it rises at once, and falls without flapping.
-Pure: no clock."""
+"""The wanted number of workers of a kind over time. It changes only when plans have wanted the
+change for some time, so workers do not start and stop all the time. Pure: no clock."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections import deque
 
 
 class Target:
-    """Follows the plans' numbers for one kind.
+    """Follows the numbers that plans want of one kind of worker.
 
-    Worked example: plans want 2 workers, then 4, then 1. The number rises at once, and falls when
-    fewer were wanted for 10 s.
+    Worked example: plans want 2 workers, then 4, then 1. With `up_s=0` the number rises at once.
+    With `down_s=10` it falls when fewer were wanted for 10 s.
 
         >>> target = Target(2, up_s=0.0, down_s=10.0)
         >>> target.wants(0.0, 4)
@@ -22,23 +22,25 @@ class Target:
 
     Args:
         first: initial number of workers.
-        up_s, down_s: time for which more, or fewer, must have been wanted, seconds.
+        up_s, down_s: how long more, or fewer, workers must have been wanted before the number
+            changes, in seconds.
     """
 
     def __init__(self, first: int, up_s: float, down_s: float) -> None:
         self._now = first
         self.up_s, self.down_s = up_s, down_s
-        self._wanted: deque[tuple[float, int]] = deque()  # time and number
+        self._wanted: deque[tuple[float, int]] = deque()  # time in seconds, and number of workers
 
     def wants(self, now: float, workers: int, *, at_once: bool = False) -> None:
-        """Take the number that a plan wants from now on. `at_once`: the others are not needed."""
+        """Take the number of workers that a plan wants from now on. With `at_once`, the number
+        changes without a delay."""
         if at_once:
             self._wanted.clear()
             self._now = workers
         self._wanted.append((now, workers))
 
     def at(self, now: float) -> int:
-        """The number of workers now. The time never goes back."""
+        """Return the number of workers now. Successive calls have increasing times `now`."""
         more, fewer = min(self._lately(now, self.up_s)), max(self._lately(now, self.down_s))
         if more > self._now:
             self._now = more
@@ -50,7 +52,7 @@ class Target:
         return self._now
 
     def _lately(self, now: float, for_s: float) -> list[int]:
-        """The numbers that were wanted in the last `for_s` seconds."""
+        """Return the numbers that were wanted in the last `for_s` seconds."""
         since = now - for_s
         found = [n for at, n in self._wanted if at > since]
         before = [n for at, n in self._wanted if at <= since]

@@ -1,8 +1,8 @@
-"""HERD: streams → model-streams → serving groups (SHEPHERD §3.1, §4).
+"""HERD: from streams to model-streams, and from these to serving groups (SHEPHERD §3.1, §4).
 
-A single stream cannot be predicted, but a group of hundreds can. One scheduler cannot serve
-thousands of workers, but it can serve a group. HERD divides workers and models into groups such
-that the model with the least room to grow can grow most: it maximises the least *burst tolerance*
+The load of a single stream cannot be predicted, but that of hundreds of streams can. One scheduler
+cannot serve thousands of workers, but it can serve a group. HERD divides workers and models into
+groups such that the least *burst tolerance* of a model is as large as possible:
 
     bt(k) = workers of k's group / n_k,    n_k = workers that k's average load needs
 
@@ -10,25 +10,26 @@ subject to (a) the cluster's size, (b) the workers one scheduler can drive, (c) 
 worker, which holds every model of its group, (d) one group per model, and (e) only similar models
 (by the affinity K of §5.2, Eq. 3) in one group.
 
-Worked example: loads of 4, 1 and 1 workers, 12 workers, at most 8 in a group, memory for two
-models. The big model gets 8 workers (bt 2), the small ones share 4 (bt 4 each): bt = 2, and every
-group has twice the workers that its average load needs.
+Worked example: the loads are 4, 1 and 1 workers. There are 12 workers, at most 8 in a group, with
+memory for two models. The big model gets 8 workers (bt = 2), and the small ones share 4 (bt = 4
+each). So the least bt is 2, and every group has twice the workers that its average load needs.
 
     >>> models = [ModelStream(n, load, memory_mb=1) for n, load in [("a", 4), ("b", 1), ("c", 1)]]
     >>> p = plan(Problem(tuple(models), workers=12, group_worker_limit=8, memory_mb=2))
     >>> p.burst_tolerance, p.gap, [(g.workers, g.models) for g in p.groups]
     (2.0, 0.0, [(8, ('a',)), (4, ('b', 'c'))])
 
-How it is solved. For a given tolerance t, model k needs a group of at least ⌈t·n_k⌉ workers: the
-rest is bin packing where a bin costs its largest need. Best-fit packing gives plans, counting how
-much memory needs groups of each size gives a bound, and a bisection over the finite number of
-relevant t narrows the range from both sides. If the two do not meet and the problem is small, the
-ILP itself (`program`) decides; otherwise the gap is stated. The published ILP does not limit the
-*sum* of the loads in a group. So a second bisection makes the least headroom (workers / load of a
-group) as large as the search finds at that tolerance; `min_headroom` makes it a constraint. Workers
-that are still free when all groups are at their limits form new groups, which take load from those
-with the least headroom. A model has one group: streams that need more than Ḡ workers take several
-model-streams.
+*Solution.* For a given tolerance t, model k needs a group of at least ⌈t·n_k⌉ workers. The rest is
+bin packing, where the cost of a bin is its largest need. Best-fit packing gives plans. A count of
+the memory that needs groups of each size gives a bound. A bisection over the finite number of
+relevant t narrows the range from both sides. If plan and bound do not meet and the problem is
+small, the ILP itself (`program`) decides. Otherwise the gap is stated.
+
+The published ILP does not limit the *sum* of the loads in a group. So a second bisection makes the
+least headroom (workers / load of a group) as large as the search finds at that tolerance.
+`min_headroom` makes it a constraint. If all groups are at their limits, the remaining workers form
+new groups, which take load from the groups with the least headroom. A model has one group. Streams
+that need more than Ḡ workers need several model-streams.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ __all__ = [
 
 
 def plan(problem: Problem) -> Plan | Infeasible[Plan]:
-    """The plan with the largest least burst tolerance, or within its `gap` of it."""
+    """Return the plan with the largest least burst tolerance, or a plan within its `gap` of it."""
     search = Search(problem)
     found = _best(search)
     if isinstance(found, str):
@@ -68,7 +69,8 @@ def plan(problem: Problem) -> Plan | Infeasible[Plan]:
 
 
 def _best(search: Search) -> tuple[Bins, float, str] | str:
-    """Groups, a bound of the tolerance, and its method; or the reason why there are none."""
+    """Return groups, a bound on the tolerance, and the method. If there are none, return the
+    reason."""
     problem, headroom = search.problem, search.problem.min_headroom
     values = search.tolerances()
     if why := search.possible(float(values[0]), headroom):
@@ -112,10 +114,11 @@ def _best(search: Search) -> tuple[Bins, float, str] | str:
 
 
 def program(problem: Problem) -> tuple[Milp, Indices, Indices]:
-    """The linearised ILP of SHEPHERD §4 (Eq. 2), with x (models, groups) and size (groups,).
+    """Return the linearised ILP of SHEPHERD §4 (Eq. 2), and its variables x, shape (models,
+    groups), and size, shape (groups,).
 
-    w_ij = x_ij·size_j turns the product into a sum; t is the max–min term. A group without models
-    gets no workers. The groups are interchangeable, so they are ordered by falling size.
+    w_ij = x_ij·size_j replaces the product, and t is the max–min term. A group without models gets
+    no workers. The groups are interchangeable, so they are ordered by falling size.
     """
     loads = np.array([m.load for m in problem.models], float)
     memory = np.array([m.memory_mb for m in problem.models], float)
@@ -163,7 +166,8 @@ def program(problem: Problem) -> tuple[Milp, Indices, Indices]:
 
 
 def _exact(search: Search, bound: float) -> tuple[Bins | None, float, bool]:
-    """The ILP: groups (None without a solution), the bound, and whether the result is final."""
+    """Solve the ILP. Return the groups (None without a solution), the bound, and whether the result
+    is final."""
     problem = search.problem
     m, x, size = program(problem)
     solution = m.solve(problem.backend, problem.time_limit_s, seed=problem.seed)
@@ -202,7 +206,7 @@ def _infeasible(problem: Problem, search: Search, why: str) -> Infeasible[Plan]:
             proven=bool(why),
         )
     bins = search.pack(0.0, 0.0, partly=True)
-    assert bins is not None  # partly: models that do not fit stay out
+    assert bins is not None  # with `partly`, models that do not fit are left out
     if not len(bins.size):
         effort = search.to_plan(bins, 0.0, "as no model fits")
     else:

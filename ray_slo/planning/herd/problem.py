@@ -11,8 +11,12 @@ from ray_slo.planning.milp import Backend
 
 @dataclass(frozen=True)
 class ModelStream:
-    """All streams of one model. `load`: number of workers that its average load needs, Σ rate_i /
-    T_i."""
+    """All streams of one model.
+
+    Attributes:
+        load: number of workers that its average load needs: Σ rate_i / T_i.
+        memory_mb: memory of the model, in MB.
+    """
 
     name: str
     load: NonNegative
@@ -25,19 +29,19 @@ class Problem:
     """A planning problem.
 
     Args:
-        models: the model-streams (`aggregate` makes their loads from streams).
-        workers: N, workers in the cluster.
-        group_worker_limit: Ḡ, largest number of workers of one scheduler.
-        memory_mb: a worker's memory for models.
-        max_groups: largest number of groups; None: the number of workers.
-        min_headroom: least number of workers of a group, divided by the workers that its average
-            load needs. 0 is the published ILP, which allows groups that cannot sustain even their
-            average.
-        exact_cells: if bound and plan do not meet, solve the ILP if models × groups is at most this
-            value, for at most `time_limit_s`, with `backend` and `seed`.
+        models: the model-streams. `aggregate` computes their loads from streams.
+        workers: N, the number of workers in the cluster.
+        group_worker_limit: Ḡ, the largest number of workers of one scheduler.
+        memory_mb: memory of a worker for models, in MB.
+        max_groups: largest number of groups. None: the number of workers.
+        min_headroom: least headroom of a group: its workers, divided by the workers that its
+            average load needs. 0 is the published ILP, which allows groups that cannot sustain even
+            their average load.
+        exact_cells: if bound and plan do not meet, the ILP is solved if models × groups is at most
+            this. It takes at most `time_limit_s`, and uses `backend` and `seed`.
 
     Raises:
-        ValueError: naming the field.
+        ValueError: a field is not valid. The message names it.
     """
 
     models: tuple[ModelStream, ...]
@@ -68,7 +72,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class Group:
-    """`load`: number of workers that the average load of all its models needs."""
+    """A serving group. `load` is the number of workers that the average load of all its models
+    needs."""
 
     workers: int
     models: tuple[str, ...]
@@ -78,14 +83,14 @@ class Group:
 
     @property
     def headroom(self) -> float:
-        """Workers divided by `load`: below 1, the group is overloaded on average."""
+        """Workers divided by `load`. Below 1, the group is overloaded on average."""
         return self.workers / self.load if self.load else math.inf
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`bound`: no plan has a larger least burst tolerance. `unplaced`: models in no group (only
-    in the best effort of an infeasible problem)."""
+    """A plan of HERD. No plan has a larger least burst tolerance than `bound`. `unplaced` has the
+    models in no group; only the best effort of an infeasible problem has some."""
 
     groups: tuple[Group, ...]
     burst_tolerance: float
@@ -96,7 +101,7 @@ class Plan:
 
     @property
     def gap(self) -> float:
-        """Share by which the best plan may be better; 0 is proven optimal."""
+        """Share by which the best plan may be better. 0 means that this plan is proven optimal."""
         if self.bound <= self.burst_tolerance:
             return 0.0
         return self.bound / self.burst_tolerance - 1 if self.burst_tolerance else math.inf

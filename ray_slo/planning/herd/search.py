@@ -15,19 +15,19 @@ from ray_slo.planning.herd.problem import Group, Plan, Problem
 
 Array = NDArray[Any]
 EPS = 1e-9
-"""Rounding of t·n and of sums of memory."""
+"""Tolerance for rounding errors of t·n and of sums of memory."""
 
 
 @dataclass
 class Bins:
-    """A packing: sizes in workers and the group of each model (−1: unplaced)."""
+    """A packing: the number of workers of each group, and the group of each model (−1: none)."""
 
     size: Array
     group: Array
 
 
 class Search:
-    """Packings of one problem, and what can be said of them by counting."""
+    """Packings of one problem, and bounds on them by counting."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -38,7 +38,7 @@ class Search:
         self.room = problem.memory_mb * (1 + EPS)
 
     def tolerances(self) -> Array:
-        """The values that the least burst tolerance can take: workers / load, ascending."""
+        """Return the possible values of the least burst tolerance (workers / load), ascending."""
         loads = np.unique(self.load[self.load > 0])
         if not loads.size:
             return np.array([math.inf])
@@ -46,16 +46,18 @@ class Search:
         return np.asarray(values[values <= self.limit / loads.max() * (1 + EPS)])
 
     def need(self, t: float) -> Array:
-        """Least workers of each model's group at tolerance t."""
-        if math.isinf(t):  # no load at all
+        """Return the least number of workers of each model's group at tolerance t, shape
+        (models,)."""
+        if math.isinf(t):  # there is no load
             return np.ones(len(self.load), int)
         return np.asarray(np.maximum(np.ceil(t * self.load - EPS * 10).astype(int), 1))
 
     def possible(self, t: float, headroom: float) -> str:
-        """Why no packing can reach t and headroom, or "" where counting does not rule it out.
+        """Return the reason why no packing can reach t and headroom. It is "" if counting does not
+        exclude it.
 
-        A group of s workers or more is needed for the memory of all models that need s, so the
-        workers are at least Σ_s (groups of at least s).
+        The memory of all models that need s workers needs a number of groups with at least s
+        workers. So the number of workers is at least Σ_s (groups of at least s).
         """
         need = self.need(t)
         if need.max() > self.limit:
@@ -78,14 +80,15 @@ class Search:
         return ""
 
     def _fewest(self, mine: Array) -> int:
-        """Groups that the memory of these models takes at the least. Models above half of the
-        memory never share."""
+        """Return the least number of groups that the memory of these models needs. Models with more
+        than half of the memory never share a group."""
         memory = self.memory[mine]
         total = math.ceil(float(memory.sum()) / self.problem.memory_mb - EPS)
         return max(total, int((memory > self.room / 2).sum()), int(mine.any()))
 
     def pack(self, t: float, headroom: float, *, partly: bool = False) -> Bins | None:
-        """Groups for every model, or None; with `partly`, for as many as fit, by load per MB."""
+        """Return groups for every model, or None. With `partly`, return groups for as many models
+        as fit, in order of load per MB."""
         need = self.need(t)
         if partly:
             density = self.load / np.maximum(self.memory, EPS)
@@ -100,7 +103,8 @@ class Search:
         return None
 
     def _pack(self, order: Array, need: Array, headroom: float, partly: bool) -> Bins | None:
-        """Best fit: the group that grows least, then the one with the least memory left."""
+        """Pack by best fit: choose the group that grows least, then the one with the least memory
+        left."""
         most, limit, room = self.problem.groups, self.limit, self.room
         size = np.zeros(most, int)
         kind = np.full(most, -1)
@@ -154,7 +158,7 @@ class Search:
         return float((bins.size[load > 0] / load[load > 0]).min(initial=math.inf))
 
     def spend(self, bins: Bins) -> Bins:
-        """Spare workers, one by one, to the group with the least headroom."""
+        """Add spare workers one by one to the group with the least headroom."""
         size, load = bins.size.copy(), self.of_group(bins, self.load)
         queue = [
             (size[j] / load[j] if load[j] else math.inf, j)
@@ -172,7 +176,8 @@ class Search:
         return Bins(size, bins.group)
 
     def level(self, bins: Bins, t: float) -> Bins:
-        """The same groups, their models dealt again by largest load to the least loaded group."""
+        """Return the same groups with their models divided again: the model with the largest load
+        goes to the least loaded group, and so on."""
         need, kind = self.need(t), np.zeros(len(bins.size), int)
         kind[bins.group] = self.set
         memory, load = np.zeros(len(kind)), np.zeros(len(kind))
@@ -194,9 +199,9 @@ class Search:
         return dealt if self.headroom(dealt) > self.headroom(bins) else bins
 
     def split(self, bins: Bins, t: float) -> Bins:
-        """Workers that are spare when every group is at its limit, to new groups: each takes models
-        off the group with the least headroom that can be helped. No burst tolerance falls, as no
-        group shrinks; the ILP is indifferent."""
+        """If all groups are at their limits, put the spare workers into new groups. Each takes
+        models from the group with the least headroom for which this is possible. No burst tolerance
+        falls, because no group shrinks. For the ILP, this makes no difference."""
         need, load = self.need(t), self.of_group(bins, self.load)
         size, group = bins.size.tolist(), bins.group.copy()
         spare = self.problem.workers - sum(size)
@@ -224,7 +229,8 @@ class Search:
         return self.spend(Bins(np.array(size), group))
 
     def balanced(self, bins: Bins, t: float) -> Bins:
-        """Groups with a tolerance of at least t and as much headroom as the search finds."""
+        """Return groups with a tolerance of at least t, and as much headroom as the search
+        finds."""
         best = self.spend(bins)
         best = self.level(best, t)
         total = float(self.load.sum())

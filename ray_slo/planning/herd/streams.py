@@ -1,4 +1,4 @@
-"""From streams to model-streams, and which models are alike."""
+"""Loads of model-streams from their streams, and sets of similar models."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ Array = NDArray[Any]
 
 
 def aggregate(model_of_stream: ArrayLike, rates: ArrayLike, throughput: ArrayLike) -> Array:
-    """Loads n_k of the model-streams, in workers (SHEPHERD §4, first step).
+    """Return the loads n_k of the model-streams, in workers (SHEPHERD §4, first step).
 
     Args:
-        model_of_stream: (streams,) index of the model that a stream asks for.
-        rates: (streams,) average requests per second.
-        throughput: T_i, largest goodput on one worker, requests per second: (streams,) or, where
-            it depends on the model alone, (models,).
+        model_of_stream: index of each stream's model, shape (streams,).
+        rates: average requests per second, shape (streams,).
+        throughput: T_i, the largest goodput on one worker in requests per second, shape (streams,).
+            If it depends only on the model, the shape may be (models,).
 
     Returns:
-        (models,) Σ rate_i / T_i over the streams of each model. The burst tolerance of a
+        Σ rate_i / T_i over the streams of each model, shape (models,). The burst tolerance of a
         model-stream is a lower bound of that of every stream in it.
     """
     model, rate = np.asarray(model_of_stream), np.asarray(rates, float)
@@ -36,7 +36,8 @@ def aggregate(model_of_stream: ArrayLike, rates: ArrayLike, throughput: ArrayLik
 
 
 def affinity(alpha: ArrayLike, beta: ArrayLike) -> Array:
-    """A(m_i, m_j) for ℓ(b) = α·b + β, (models, models) (SHEPHERD §5.2, Eq. 3)."""
+    """Return the affinity A(m_i, m_j) for ℓ(b) = α·b + β, shape (models, models) (SHEPHERD §5.2,
+    Eq. 3)."""
     a, b = np.asarray(alpha, float), np.asarray(beta, float)
     if a.min() <= 0 or b.min() < 0:
         raise ValueError("alpha must be positive and beta at least 0")
@@ -48,16 +49,18 @@ def affinity(alpha: ArrayLike, beta: ArrayLike) -> Array:
 
 
 def affinity_sets(alpha: ArrayLike, beta: ArrayLike, k: float) -> list[int]:
-    """A set per model such that any two models of a set have an affinity of at most `k` ≥ 1, both
-    ways (complete linkage; the fewest sets would be NP-hard)."""
+    """Return the number of each model's set. Any two models of a set have an affinity of at most
+    `k` ≥ 1, in both directions. The method is complete linkage, because finding the fewest sets is
+    NP-hard."""
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
     matrix = affinity(alpha, beta)
     if len(matrix) == 1:
         return [0]
-    from scipy.cluster.hierarchy import fcluster, linkage  # every replica imports this module
+    # SciPy is imported late, because every replica imports this module.
+    from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import squareform
 
-    distance = squareform(np.maximum(matrix, matrix.T), checks=False)  # drops the diagonal
+    distance = squareform(np.maximum(matrix, matrix.T), checks=False)  # without the diagonal
     labels: Array = fcluster(linkage(distance, "complete"), k, "distance")
     return [int(label) - 1 for label in labels]

@@ -1,31 +1,35 @@
-"""Chooses instances to rent: the most requests per second in time, under a budget (Kairos §5.2).
+"""Choice of the instances to rent: those that answer the most requests per second in time, within a
+budget (Kairos §5.2).
 
     problem = Problem(types, profiles, latency_slo_s=0.025, sizes=recent_sizes, budget_per_hour=2.5)
     chosen = plan(problem)                         # `kairos`: from upper bounds alone
     found = search(problem, evaluate)              # `kairos_plus`: Algorithm 1
 
-A *configuration* is a number of instances of each type. The *base* type is the one that meets the
-SLO at every size; *auxiliary* types do up to some size s. Every configuration within the budget
-gets an upper bound on its throughput, all of them at once:
+A *configuration* is a number of instances of each type. The *base* type meets the SLO at every
+size. *Auxiliary* types meet it up to some size s. All configurations within the budget get an upper
+bound on their throughput at once:
 
-* `paper_bounds` (Equations 9–15): all auxiliary instances serve the requests up to the largest s,
-  the base serves the rest, and the remaining base time serves the mix;
-* `fluid_bounds` (ours): for any prices y of a second of each type, λ ≤ n·y / E[min_k y_k ℓ_k(S)],
-  the minimum over the types that can serve size S in time. This is LP duality for the fluid limit,
-  so every price vector gives a true bound, and a few thousand of them are close to the best.
+* `paper_bounds` (Equations 9–15): all auxiliary instances serve the requests up to the largest s.
+  The base serves the rest, and the remaining base time serves the mix.
+* `fluid_bounds` (ours): for any prices y of a second of each type, λ ≤ n·y / E[min_k y_k ℓ_k(S)].
+  The minimum is over the types that can serve size S in time. This is LP duality for the fluid
+  limit, so every price vector gives a true bound. With a few thousand of them, the best one is
+  close to the optimum.
 
-Equation 15 is not a true bound. In the slack term the base serves the mix, although it could serve
-the large requests and leave the small ones to auxiliary instances, which are relatively better at
-them. It is also loose if auxiliary types differ in s, because all get the largest s.
+Equation 15 is not a true bound. In its slack term, the base serves the mix. But the base could
+serve the large requests, and leave the small ones to auxiliary instances, which are relatively
+better at them. The bound is also loose if auxiliary types differ in s, because all get the largest
+s.
 
 `plan` takes the configuration with the highest bound if the top three agree on the number of base
-instances, else the one of the top ten that is nearest to the others (least squared distance). With
-"fluid", only configurations that use up the budget are considered: each of the others is a part of
-one that does.
+instances. Otherwise it takes the one of the top ten that is nearest to the others (least squared
+distance). With "fluid", only configurations that use up the budget are considered, because each
+other one is a part of one of these.
 
-Worked example (as Figure 7, scenario 2): Q_b = 60/s for the mix, Q_b^{s+} = 40/s beyond s, Q_a =
-50/s up to s, of which there are f = 80 %. The auxiliary one is the bottleneck, as 50·0.2/0.8 = 12.5
-is less than 40: the bound is 50/0.8 + (40 − 12.5)/40·60 = 103.75/s.
+Worked example (as Figure 7, scenario 2): Q_b = 60/s for the mix, Q_b^{s+} = 40/s beyond s, and
+Q_a = 50/s up to s. The share of requests up to s is f = 80 %. The auxiliary instance is the
+bottleneck, because 50·0.2/0.8 = 12.5 is less than 40. The bound is
+50/0.8 + (40 − 12.5)/40·60 = 103.75/s.
 """
 
 from __future__ import annotations
@@ -72,15 +76,15 @@ Bound = Literal["paper", "fluid"]
 
 
 def plan(problem: Problem, bound: Bound = "fluid") -> Plan | Infeasible[Plan]:
-    """`kairos`: the configuration to rent, from upper bounds alone (§5.2).
+    """Return the configuration to rent, from upper bounds alone (`kairos`, §5.2).
 
     Args:
         bound: "fluid", or "paper" (Equation 15), whose choices sustain up to 3 % less
             (`kairos-bounds`).
 
     Returns:
-        `Infeasible` if no type meets the SLO at every size, or the budget is too small for one; its
-        best effort serves the largest share of the sizes that can be served.
+        The plan. `Infeasible` if no type meets the SLO at every size, or if the budget is too small
+        for one. Its best effort serves the largest share of the sizes that can be served.
     """
     ranked = _ranked(problem, bound)
     if isinstance(ranked, Infeasible):
@@ -115,7 +119,8 @@ def plan(problem: Problem, bound: Bound = "fluid") -> Plan | Infeasible[Plan]:
 def _ranked(
     problem: Problem, bound: Bound
 ) -> tuple[Tables, int, Ints, Floats, NDArray[np.bool_]] | Infeasible[Plan]:
-    """Configurations by falling upper bound (ties: cheaper first), or why there is none."""
+    """Return the configurations by falling upper bound, or `Infeasible` if there is none. Of equal
+    bounds, the cheaper one comes first."""
     if bound not in ("paper", "fluid"):
         raise ValueError(f"bound must be one of paper, fluid, got {bound!r}")
     t = Tables(problem)
@@ -175,7 +180,8 @@ def _make_plan(
 
 
 def _best_effort(problem: Problem, t: Tables, reason: str) -> Infeasible[Plan]:
-    """Give up the largest sizes until the rest can be served within the budget."""
+    """Return the answer that gives up the largest sizes, so that the rest can be served within the
+    budget."""
     affordable = np.flatnonzero(t.prices <= problem.budget_per_hour).tolist()
     reach = t.reach[affordable].max(initial=0)
     if reach == 0:
@@ -207,21 +213,21 @@ def search(
     margin: float | None = None,
     max_evaluations: int | None = None,
 ) -> Found | Infeasible[Plan]:
-    """`kairos_plus`: the best configuration, evaluating as few as possible (Algorithm 1).
+    """Find the best configuration with as few evaluations as possible (`kairos_plus`, Algorithm 1).
 
     Configurations are evaluated by falling upper bound. One is skipped if its bound is not above
     the best throughput so far, or if it is a part of an evaluated one (fewer instances cannot serve
-    more). With a true bound and exact evaluations the result is the optimum. That proof costs
+    more). With a true bound and exact evaluations, the result is the optimum. This proof needs many
     evaluations: if a good policy reaches 93 % of the best bound, all bounds in between must be
-    tried. With a `margin` m they are not. A bound is then multiplied by the largest share of a
+    tried. With a `margin` m, they need not be: a bound is multiplied by the largest share of a
     bound that any evaluation reached, plus m.
 
     Args:
-        evaluate: throughput of a configuration, requests per second.
-        bound: "fluid", a true bound, or "paper" (Equation 15), which may prune the optimum.
+        evaluate: function that returns the throughput of a configuration, in requests per second.
+        bound: "fluid", a true bound, or "paper" (Equation 15), which may exclude the optimum.
         parallel: number of evaluations at once, through `map_`.
         map_: a `map`, such as `ProcessPoolExecutor.map`.
-        margin: about 0.01, to assume that shares of bounds differ by no more; None for certainty.
+        margin: assumed largest difference between shares of bounds, about 0.01. None for certainty.
         max_evaluations: largest number of evaluations.
     """
     if parallel < 1:

@@ -1,4 +1,4 @@
-"""Upper bounds on the throughput of configurations, all of them at once."""
+"""Upper bounds on the throughput of many configurations at once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ class Tables:
             self.base = min(self.whole, key=lambda k: cost[k])
 
     def rate(self, kind: int, start: int, stop: int) -> float:
-        """Requests per second of one instance on the sizes between two indices, as they come."""
+        """Return the requests per second of one instance that serves the sizes between two indices,
+        as distributed."""
         share = self.share[start:stop]
         if share.sum() <= 0:
             return math.inf
@@ -50,7 +51,7 @@ class Tables:
 def configurations(
     prices: Sequence[float] | Floats, budget: float, most: int = _MAX_CONFIGURATIONS
 ) -> Ints:
-    """Every number of instances of each type that costs at most `budget`, shape (n, types).
+    """Return all configurations that cost at most `budget`, shape (n, types).
 
     Raises:
         ValueError: there are more than `most`.
@@ -73,9 +74,10 @@ def configurations(
 
 
 def paper_bounds(problem: Problem, counts: Ints) -> tuple[Floats, NDArray[np.bool_]]:
-    """Equation 15 for each row of `counts`: throughput, and whether the base is the bottleneck.
+    """Return Equation 15 for each row of `counts`: the bound on the throughput, and whether the
+    base is the bottleneck. Both have the shape (n,).
 
-    Without a base instance the bound is 0: some sizes cannot be served.
+    Without a base instance the bound is 0, because some sizes cannot be served.
     """
     t = Tables(problem)
     if t.base is None:
@@ -84,7 +86,7 @@ def paper_bounds(problem: Problem, counts: Ints) -> tuple[Floats, NDArray[np.boo
 
 
 def paper_bounds_of(t: Tables, base: int, counts: Ints) -> tuple[Floats, NDArray[np.bool_]]:
-    """`paper_bounds`, of tables that are there already."""
+    """Return `paper_bounds` for tables that were already made."""
     others = [k for k in range(len(t.names)) if k != base]
     whole = len(t.sizes)
     q_mix = t.rate(base, 0, whole)
@@ -96,7 +98,7 @@ def paper_bounds_of(t: Tables, base: int, counts: Ints) -> tuple[Floats, NDArray
     for r in np.unique(reach).tolist():
         at = reach == r
         f = float(t.share[:r].sum())
-        if f <= 0:  # nothing for auxiliary instances to do
+        if f <= 0:  # auxiliary instances have nothing to do
             bound[at] = u[at] * q_mix
             continue
         auxiliary = counts[at][:, others] @ np.array([t.rate(k, 0, r) for k in others])
@@ -117,28 +119,29 @@ def paper_bounds_of(t: Tables, base: int, counts: Ints) -> tuple[Floats, NDArray
 
 
 def fluid_bounds(problem: Problem, counts: Ints | Floats, resolution: int = 8) -> Floats:
-    """The least of many dual bounds for each row of `counts`, requests per second.
+    """Return the least of many dual bounds for each row of `counts`, in requests per second, shape
+    (n,).
 
-    A grid of prices, and then a finer one around the prices that gave the least bounds.
+    A grid of prices is tried, and then a finer grid around the prices with the least bounds.
 
     Args:
-        counts: instances of each type, shape (n, types); a fraction is present for a part of the
-            time.
-        resolution: steps of the first grid per type. Any value gives true upper bounds.
+        counts: number of instances of each type, shape (n, types). A fraction is an instance that
+            is present for a part of the time.
+        resolution: number of steps per type in the first grid. Any value gives true upper bounds.
     """
     return fluid_bounds_of(Tables(problem), counts, resolution)
 
 
 def fluid_bounds_of(t: Tables, counts: Ints | Floats, resolution: int = 8) -> Floats:
-    """`fluid_bounds`, of tables that are there already."""
+    """Return `fluid_bounds` for tables that were already made."""
     bounds = np.zeros(len(counts))
-    # Sizes that no rented type serves in time: no rate is sustained.
+    # If no rented type serves some size in time, no rate is sustained.
     able = np.where(counts > 0, t.reach, 0).max(axis=1, initial=0) == len(t.sizes)
     if not able.any():
         return bounds
     duals = _Duals(t)
     rows = counts[able].astype(float)
-    # A sample shows which prices matter; with fewer prices the bounds are still bounds.
+    # A sample of configurations shows which prices matter. With fewer prices the bounds stay true.
     sample = rows[:: max(len(rows) // 256, 1)]
     first = np.geomspace(0.25, 4.0, resolution)
     # Price 0 for types that idle, a very high price for those that are not rented.
@@ -155,16 +158,16 @@ def fluid_bounds_of(t: Tables, counts: Ints | Floats, resolution: int = 8) -> Fl
 
 
 def _least(sample: Floats, prices: Floats) -> Floats:
-    """Those of `prices` that give the least bound for a row of `sample`."""
+    """Return those `prices` that give the least bound for a row of `sample`."""
     return np.asarray(prices[np.unique((sample @ prices.T).argmin(axis=1))])
 
 
 class _Duals:
-    """Prices y of a second of each type, scaled to E[min_k y_k ℓ_k(S)] = 1: then λ ≤ n·y."""
+    """Prices y of a second of each type, scaled to E[min_k y_k ℓ_k(S)] = 1. Then λ ≤ n·y."""
 
     def __init__(self, t: Tables) -> None:
-        # Sizes in about 256 classes, each at its smallest size's latency, so that a bound remains
-        # one. Where a type's reach ends, a class ends.
+        # Sizes are in about 256 classes. Each class has the latency of its smallest size, so that
+        # bounds stay true. A class ends where a type's reach ends.
         whole = len(t.sizes)
         edges = np.searchsorted(np.cumsum(t.share), np.arange(256) / 256, "right")
         edges = np.union1d(edges[edges < whole], np.append(t.reach[t.reach < whole], 0))
@@ -175,8 +178,9 @@ class _Duals:
         self.reference = int(t.reach.argmax())
 
     def grid(self, steps: list[Floats], relative: bool = False) -> Floats:
-        """All combinations of `steps` times what a second of the type serves, normalised; factors
-        to multiply prices with where `relative`. The type of the largest reach costs 1."""
+        """Return all combinations of `steps`, normalised. A step is a multiple of the requests that
+        a second of the type serves; with `relative`, it is a factor for prices. The type with the
+        largest reach costs 1."""
         axes = [
             np.ones(1)
             if k == self.reference
@@ -187,7 +191,7 @@ class _Duals:
         return made if relative else self.normalised(made)
 
     def normalised(self, prices: Floats) -> Floats:
-        """Without those under which the expectation is 0."""
+        """Return the prices, scaled, without those under which the expectation is 0."""
         least = np.full((len(prices), len(self.share)), np.inf)
         for k, r in enumerate(self.reach.tolist()):
             part = least[:, :r]
@@ -198,10 +202,10 @@ class _Duals:
 
 
 def by_name(t: Tables, row: Ints) -> Configuration:
-    """A row of counts, by name."""
+    """Return a row of counts, by name."""
     return {n: int(c) for n, c in zip(t.names, row, strict=True) if c}
 
 
 def text_of(counts: Configuration) -> str:
-    """A configuration in words."""
+    """Return a configuration in words."""
     return " + ".join(f"{c} {n}" for n, c in counts.items())

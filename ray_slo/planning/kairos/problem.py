@@ -14,7 +14,7 @@ from ray_slo.core.profiles import LatencyProfile
 from ray_slo.planning.catalogue import InstanceType
 
 Configuration = dict[str, int]
-"""Number of instances by name of type; types left out are not rented."""
+"""Number of instances by name of type. Missing types are not rented."""
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,13 @@ class Problem:
 
     Attributes:
         types: instance types to choose from.
-        profiles: ℓ(size) by name of type, one request of that size at a time.
-        latency_slo_s: SLO of every request, seconds.
-        sizes: sizes of recent requests, shape (n,): their distribution is planned for.
+        profiles: ℓ(size) by name of type, for one request of that size at a time.
+        latency_slo_s: SLO of every request, in seconds.
+        sizes: sizes of recent requests, shape (n,). The plan is for their distribution.
         budget_per_hour: upper limit of the cost.
         xi: share of the SLO that may be used, as in the policy.
-        base: name of the base type; by default, of the types that meet the SLO at every size, the
-            one that serves the mix at the least cost.
+        base: name of the base type. The default is the type that serves the mix at the least cost,
+            of those that meet the SLO at every size.
     """
 
     types: Sequence[InstanceType]
@@ -63,8 +63,8 @@ class Plan:
         cost_per_hour: total cost.
         bound: upper bound on its throughput, requests per second.
         base: name of the base type.
-        bottleneck: "base" if auxiliary instances wait for it, else "auxiliary".
-        runner_up: the second-best configuration; None if there is only one.
+        bottleneck: "base" if the base limits the throughput, otherwise "auxiliary".
+        runner_up: the second-best configuration. None if there is only one.
         considered: number of configurations with a bound.
         explanation: the choice in words.
     """
@@ -87,8 +87,8 @@ class Found:
         counts: the best configuration that was evaluated.
         throughput: result of `evaluate` for it.
         evaluated: configurations and their throughputs, in order of evaluation.
-        space: size of the search space.
-        pruned: configurations that needed no evaluation.
+        space: number of configurations in the search space.
+        pruned: number of configurations that needed no evaluation.
     """
 
     counts: Configuration

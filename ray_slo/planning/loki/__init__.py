@@ -1,16 +1,16 @@
 """Loki: variants, replicas and batch sizes of a tree of models under one latency SLO (Loki §4).
 
 A request enters at the root. A task's variant makes a number of requests from it for each child
-task. Three steps, each a mixed-integer linear program over the same constraints:
+task. There are three steps. Each is a mixed-integer linear program with the same constraints:
 
 1. *hardware scaling*: the fewest workers that serve the demand with the most accurate variants;
 2. *accuracy scaling*: if there are too few workers for that, the highest accuracy at the demand;
-3. *share* (ours; the paper has none): if no variants are fast enough, the largest share of the
-demand,
-   with the highest accuracy at that share. It is returned as `Infeasible`, and says what it sheds.
+3. *share* (ours; the paper has no such step): if no variants are fast enough, the largest share of
+   the demand, with the highest accuracy at that share. It is returned as `Infeasible`, and says
+   what it sheds.
 
-Worked example: a detector that finds 4 faces per frame, 3 workers, 100 ms. The large recogniser
-serves 100 faces per second in batches of 2 (20 ms), the small one 200 (10 ms).
+Worked example: a detector finds 4 faces per frame; there are 3 workers, and the SLO is 100 ms. The
+large recogniser serves 100 faces per second in batches of 2 (20 ms), the small one 200 (10 ms).
 
     >>> from ray_slo.core.profiles import LatencyProfile
     >>> fixed = lambda ms: LatencyProfile([ms / 1e3, ms / 1e3])
@@ -48,12 +48,12 @@ _NO_PLAN = "the solver stopped at its time limit without a plan"
 
 
 def plan(problem: Problem, last: Plan | None = None) -> Plan | Infeasible[Plan]:
-    """The plan of the first step that is feasible.
+    """Return the plan of the first feasible step.
 
     Args:
         problem: the problem.
-        last: start of the search, if the solver accepts one (Gurobi does). It does not change the
-            optimum; `problem.current` does.
+        last: plan from which the search starts, if the solver accepts one (Gurobi does). It does
+            not change the optimum; `problem.current` does.
 
     Returns:
         A plan that serves the planned demand, or `Infeasible` with the plan of step 3.
@@ -94,9 +94,10 @@ def plan(problem: Problem, last: Plan | None = None) -> Plan | Infeasible[Plan]:
 
 
 def capacity(problem: Problem, *, most_accurate: bool = False) -> float:
-    """The largest demand, requests per second, that all workers can serve: only with the most
-    accurate variants (the end of hardware scaling), or with any at `problem.accuracy_floor`. Demand
-    and headroom of the problem do not matter.
+    """Return the largest demand that all workers can serve, in requests per second. With
+    `most_accurate`, only the most accurate variants are used (the end of hardware scaling).
+    Otherwise any variants that keep `problem.accuracy_floor` are used. The problem's demand and
+    headroom do not matter.
 
     Raises:
         RuntimeError: the solver found nothing within its time limit.

@@ -1,21 +1,22 @@
 """Configurations, and the paths that they form.
 
-How it is linear. A *configuration* is a task's variant with a batch size; x counts workers per
-configuration, so throughput is a constant of it (Eq. 2), and so is latency (Eq. 5). A path is a
-sequence of configurations from the root, and exists only if it is fast enough (Eqs. 6, 7): no
-binary I(p), no products. c(p) is the share of requests on it; the shares on a path and on all its
-continuations to any one child are equal, so those of the sinks agree. `any_route` excludes what is
-too slow together; without it two workers with the same variant may have different batch sizes, and
-plans are at least as good as the paper's. Left out are only configurations that others dominate:
-batches no faster per request than smaller ones, and at a sink those that are nowhere the fastest in
-the time that is left.
+*Linear form.* A *configuration* is a task's variant with a batch size. x is the number of workers
+of each configuration. So the throughput of a configuration is a constant (Eq. 2), and its latency
+too (Eq. 5). A path is a sequence of configurations from the root. It exists only if it is fast
+enough (Eqs. 6, 7), so the program needs no binary I(p) and no products. c(p) is the share of
+requests on a path. It equals the sum of the shares on the path's continuations to any one child.
 
-How `any_route` stays small. Where all children of the root are sinks, the slowest hosted
-configuration of the root decides how the time is *split*, and then every variant runs the fastest
-batch that its part allows. There are few such splits that no other dominates (7 on the published
-traffic pipeline), so a binary each does. Deeper trees have a binary for every hosted configuration,
-and a row for each pair that is too slow together. Workers per task are integers of their own, and
-no configuration has more workers than all demand takes: both are implied, and help solvers.
+`any_route` excludes configurations that are too slow together. Without it, two workers with the
+same variant may have different batch sizes, and plans are at least as good as the paper's. Only
+dominated configurations are left out: batches that are no faster per request than smaller ones, and
+at a sink those that are never the fastest in the remaining time.
+
+*Size with `any_route`.* If all children of the root are sinks, the slowest hosted configuration of
+the root decides how the time is *split*. Then every variant runs the most efficient batch that its
+part allows. There are few splits that no other dominates (7 for the published traffic pipeline), so
+each has a binary. Deeper trees have a binary for every hosted configuration, and a row for each
+pair that is too slow together. Two redundant constraints help solvers: the number of workers of
+each task is an integer, and no configuration has more workers than the whole demand needs.
 """
 
 from __future__ import annotations
@@ -40,8 +41,15 @@ class Config:
 
 @dataclass(frozen=True)
 class Path:
-    """From the root to `config`. `arrivals`: m(p), requests that reach it per request at the root;
-    `cost`: time so far; `latency_s`: of its batches."""
+    """A path from the root to `config`.
+
+    Attributes:
+        parent: index of the path without its last configuration. −1 at the root.
+        arrivals: m(p), the number of requests that reach its end per request at the root.
+        cost: time on the path, with waiting and communication.
+        latency_s: sum of its batches' latencies, in seconds.
+        product: product of its variants' accuracies, 0 to 1.
+    """
 
     parent: int  # −1 at the root
     config: int
@@ -56,12 +64,13 @@ class Graph:
     """Configurations and paths of one problem.
 
     Attributes:
-        tasks: parents first.
-        of_task: by task, the paths that end there.
-        too_slow: a path's configurations, and those that it cannot go on to.
-        splits: batch sizes by variant; empty where paths are told apart one by one.
+        tasks: tasks, with parents before their children.
+        of_task: paths that end at a task, by task.
+        too_slow: pairs of a path's configurations and those that may not follow it.
+        splits: batch sizes by variant, for each split of the time. Empty if the program has a
+            binary for every configuration.
         sinks: paths to the last tasks.
-        accuracy: what a path's share contributes, percent.
+        accuracy: accuracy that a path's share contributes, in percent, shape (paths,).
         at_once, takes: see `_alone`.
     """
 
@@ -87,8 +96,8 @@ class Graph:
         return self.problem.path_accuracies.get(path.names, 100 * path.product)
 
     def find_splits(self) -> list[dict[str, int]]:
-        """Batch sizes by variant, for every split of the time between the root and its children
-        that no other dominates. None where a child has children."""
+        """Return the batch sizes by variant, for every split of the time between the root and its
+        children that no other split dominates. The result is empty if a child has children."""
         root, *below = self.tasks
         if any(task.parent != root.name for task in below):
             return []
@@ -128,7 +137,7 @@ class Graph:
                 costs = [cost(problem, c.latency_s) for c in options]
                 left = [room - (p.cost if p else 0.0) for _, p in prefixes]
                 fits = [sum(c <= x for c in costs) for x in left]  # costs rise
-                # At a sink only those that are the fastest in the time that some prefix leaves.
+                # At a sink, keep only those that are the fastest in the time that a prefix leaves.
                 chosen = (
                     range(max(fits, default=0)) if below else sorted({f - 1 for f in fits if f})
                 )
@@ -145,7 +154,7 @@ class Graph:
             self.of_task.append(range(start, len(self.paths)))
 
     def _chain(self, j: int) -> list[int]:
-        """The configurations on a path."""
+        """Return the configurations on a path."""
         found = []
         while j >= 0:
             found.append(self.paths[j].config)
@@ -153,7 +162,7 @@ class Graph:
         return found
 
     def _options(self, task: int, variant: Variant) -> list[Config]:
-        """Configurations by rising latency and throughput."""
+        """Return the configurations of a variant, by rising latency and throughput."""
         profile, found = variant.profile, list[Config]()
         for b in sorted({min(b, profile.max_batch_size) for b in self.problem.batch_sizes}):
             config = Config(task, variant, b, profile.latency(b), profile.throughput(b))
@@ -185,12 +194,13 @@ class Graph:
         )
 
     def _alone(self) -> tuple[Floats, Floats]:
-        """What one request at the root makes of each task at once, 0 where any worker is enough for
-        it; and what a worker of each configuration takes of that in time.
+        """Return two arrays for `fits_alone`: the number of requests that one request at the root
+        makes at each task at once, and the number of these that a worker of each configuration
+        takes in time. The first is 0 if any one worker is enough.
 
-        In the time that the program leaves a task, a worker takes `waiting_factor` batches. A lone
-        request waits nowhere before, so 1 − 1 / waiting_factor of the SLO is left for a task if the
-        others on its paths have but one request to serve.
+        In the time that the program leaves a task, a worker takes `waiting_factor` batches. A
+        single request at the root does not wait before. So the share 1 − 1 / waiting_factor of the
+        SLO is left for a task, if the other tasks on its paths have only one request to serve.
         """
         problem = self.problem
         arrivals = {t.name: 0.0 for t in self.tasks}
@@ -213,6 +223,6 @@ class Graph:
 
 
 def best(task: Task) -> tuple[Variant, ...]:
-    """The most accurate variants (Eqs. 8–10)."""
+    """Return the most accurate variants (Eqs. 8–10)."""
     top = max(v.accuracy for v in task.variants)
     return tuple(v for v in task.variants if v.accuracy == top)

@@ -17,10 +17,10 @@ class Assignment:
 
     Attributes:
         workers: number of workers.
-        load: planned requests per second for all of them.
+        load: planned requests per second for all of them together.
         throughput: largest requests per second of one of them.
-        latency_s: time of a full batch, seconds: the latency budget of the task (§4.2), without the
-            wait.
+        latency_s: time of a full batch, in seconds. It is the latency budget of the task (§4.2),
+            without the wait.
     """
 
     task: str
@@ -32,15 +32,15 @@ class Assignment:
     latency_s: float
 
     def to_json(self) -> dict[str, Any]:
-        """The assignment for logs and status."""
+        """Return the assignment as JSON data, for logs and status."""
         names = ("task", "variant", "batch_size", "workers", "load")
         return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
 class PathShare:
-    """A path from the root to a last task: share of the demand, accuracy (percent), and the longest
-    sum of batch latencies on it, seconds, without waits."""
+    """A path from the root to a last task. It has a share of the demand, an accuracy in percent,
+    and the longest sum of batch latencies on it, in seconds, without waits."""
 
     variants: tuple[str, ...]
     share: float
@@ -50,10 +50,21 @@ class PathShare:
 
 @dataclass(frozen=True)
 class Plan:
-    """`accuracy`: percent, over the requests that are served, mean of the sinks. `shed_share`: of
-    the planned demand. `swaps`: number of workers that change their variant. `gap`: no other plan
-    can improve the objective of `step` by more than this share. `shared`: each worker serves all
-    tasks, and every assignment holds for each worker (`best_effort`)."""
+    """A plan of Loki.
+
+    Attributes:
+        step: the step that found the plan.
+        assignments: workers by variant and batch size.
+        paths: shares of the paths.
+        accuracy: mean accuracy over the served requests, in percent: the mean of the last tasks.
+        planned_demand: demand with its headroom, in requests per second.
+        shed_share: share of the planned demand that is not served.
+        swaps: number of workers that change their variant.
+        gap: no other plan can improve the objective of `step` by more than this share.
+        explanation: the plan in words.
+        shared: whether each worker serves all tasks. Then every assignment is for each worker
+            (`best_effort`).
+    """
 
     step: Step
     assignments: tuple[Assignment, ...]
@@ -73,7 +84,7 @@ class Plan:
 
     @property
     def loaded(self) -> dict[tuple[str, str], int]:
-        """Workers by (task, variant): `current` of the next problem."""
+        """Number of workers by (task, variant), for `current` of the next problem."""
         counts: dict[tuple[str, str], int] = {}
         for a in self.assignments:
             counts[a.task, a.variant] = counts.get((a.task, a.variant), 0) + a.workers
@@ -81,7 +92,7 @@ class Plan:
 
 
 def swaps_of(problem: Problem, loaded: Mapping[tuple[str, str], int]) -> int:
-    """Workers that change their variant."""
+    """Return the number of workers that change their variant."""
     if problem.current is None:
         return 0
     loads = sum(max(n - problem.current.get(key, 0), 0) for key, n in loaded.items())
@@ -89,7 +100,7 @@ def swaps_of(problem: Problem, loaded: Mapping[tuple[str, str], int]) -> int:
 
 
 def explain(problem: Problem, made: Plan, swaps: int) -> str:
-    """A plan in words."""
+    """Return a plan in words."""
     said = {
         "hardware": "Hardware scaling: the most accurate variants suffice.",
         "accuracy": "Accuracy scaling: the most accurate variants do not suffice.",

@@ -20,10 +20,10 @@ class Variant:
 
     Args:
         name: unique in the pipeline.
-        accuracy: accuracy of this network alone, percent.
+        accuracy: accuracy of this network alone, in percent.
         profile: latency by batch size on the cluster's workers.
-        factors: requests made for each child task per request (the paper's multiplicative factor
-            times the branch ratio); 1 for a missing child.
+        factors: number of requests for each child task per request: the paper's multiplicative
+            factor times the branch ratio. A missing child has 1.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Task:
-    """A node of the pipeline; the root has no parent."""
+    """A node of the pipeline. The root has no parent."""
 
     name: str
     variants: tuple[Variant, ...]
@@ -49,29 +49,31 @@ class Problem:
         tasks: a rooted tree.
         demand: D, mean requests per second at the root.
         workers: S, number of workers of one kind.
-        slo_s: L, end-to-end SLO, seconds.
-        batch_sizes: B, allowed batch sizes; a variant's largest is that of its profile.
-        waiting_factor: time of a request at a task, including the wait, in executions of a batch (2
-            is the paper's "SLO/2").
-        communication_s: delay per server on the path, seconds (§4.2).
-        any_route: every path through loaded configurations is fast enough, and a variant has one
-            batch size, y(i, k) in the paper. False is the published program: it checks only the
-            paths that it uses itself, although its routing tables (Algorithm 1) may form any path.
-        headroom_quantile: plan for this quantile of the arrivals in `headroom_period_s`, if these
-            are Poisson at `demand`; None plans for the mean, as the paper does.
-        fits_alone: the requests that a single request at the root makes at a task must fit into the
-            task's time (ours). So a single request is in time too.
-        path_accuracies: measured end-to-end accuracy, percent, by the names of the variants from
-            the root to a last task; a missing path has the product of its variants' accuracies.
-        accuracy_floor: percent; requests are shed rather than served at a lower mean accuracy.
-        current: number of workers by (task, variant) that are loaded now; None if nothing runs.
+        slo_s: L, end-to-end SLO, in seconds.
+        batch_sizes: B, allowed batch sizes. A variant's profile limits them too.
+        waiting_factor: time of a request at a task including the wait, as a multiple of the time of
+            a batch. 2 is the paper's "SLO/2".
+        communication_s: delay per server on the path, in seconds (§4.2).
+        any_route: whether every path through loaded configurations must be fast enough. Then a
+            variant has one batch size, y(i, k) in the paper. False is the published program. It
+            checks only the paths that it uses, although its routing tables (Algorithm 1) may form
+            any path.
+        headroom_quantile: the plan is for this quantile of the arrivals in `headroom_period_s`, if
+            these are Poisson at `demand`. None: the plan is for the mean, as in the paper.
+        fits_alone: whether the requests that a single request at the root makes at a task must fit
+            into the task's time (ours). So a single request is in time too.
+        path_accuracies: measured end-to-end accuracy in percent, by the names of the variants from
+            the root to a last task. A missing path has the product of its variants' accuracies.
+        accuracy_floor: least mean accuracy, in percent. Requests are shed rather than served below
+            it.
+        current: number of workers that are loaded now, by (task, variant). None if nothing runs.
         swap_cost: least gain in points of accuracy for which a worker is reloaded. In step 1, swaps
             only decide between plans with the same number of workers.
         max_swaps: largest number of reloaded workers. Loading an idle worker is not a swap.
-        backend, time_limit_s, relative_gap, seed: of the solver, for each program.
+        backend, time_limit_s, relative_gap, seed: arguments of the solver, for each program.
 
     Raises:
-        ValueError: naming the field.
+        ValueError: a field is not valid. The message names it.
     """
 
     tasks: tuple[Task, ...]
@@ -156,10 +158,11 @@ class Problem:
 
     @cached_property
     def planned_demand(self) -> float:
-        """The demand with its headroom, requests per second."""
+        """The demand with its headroom, in requests per second."""
         if self.headroom_quantile is None:
             return self.demand
-        from scipy.stats import poisson  # 0.4 s to import, and every replica imports this module
+        # The import takes 0.4 s, and every replica imports this module.
+        from scipy.stats import poisson
 
         mean = self.demand * self.headroom_period_s
         return max(
@@ -169,7 +172,8 @@ class Problem:
 
 
 def fastest(problem: Problem) -> float:
-    """The shortest time to the slowest last task, seconds, including waits and communication."""
+    """Return the shortest time to the slowest last task, in seconds, with waits and
+    communication."""
     return least_rest(problem, problem.order)[problem.order[0].name]
 
 
@@ -178,7 +182,8 @@ def cost(problem: Problem, latency_s: float) -> float:
 
 
 def least_rest(problem: Problem, tasks: Sequence[Task]) -> dict[str, float]:
-    """Least time from entering a task to the end of its last tasks, seconds."""
+    """Return the least time from entering a task to the end of its last descendants, in seconds, by
+    task."""
     rest: dict[str, float] = {}
     for task in reversed(tasks):
         own = min(

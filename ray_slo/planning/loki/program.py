@@ -1,4 +1,4 @@
-"""Loki's program: one for each step, over the same constraints."""
+"""Loki's programs, one for each step. All have the same constraints."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from ray_slo.planning.loki.problem import Problem
 from ray_slo.planning.milp import Floats, Indices, Milp, Solution
 
 EPS = 1e-6
-"""Rounding of the solvers, in workers and in shares."""
+"""Tolerance of the solvers, in workers and in shares."""
 
 
 class Program:
     """The mixed-integer linear program of one problem.
 
     Args:
-        most_accurate: use only the most accurate variants.
+        problem: the problem.
+        most_accurate: whether only the most accurate variants are used.
         served: the largest share of the demand that step 3 may serve.
     """
 
@@ -29,7 +30,7 @@ class Program:
         self.graph = Graph(problem, most_accurate)
 
     def solve(self, step: Step, last: Plan | None, served: float = 1.0) -> Solution:
-        """One step; in step "accuracy", at least the share `served`."""
+        """Solve one step. In the step "accuracy", at least the share `served` is served."""
         g = self.graph
         m, x, c = self.program(step, served)
         start = None
@@ -52,7 +53,8 @@ class Program:
         return g.tasks[config.task].name, config.variant.name, config.batch_size
 
     def program(self, step: Step, served: float = 1.0) -> tuple[Milp, Indices, Indices]:
-        """The program of a step, x (configurations,) and c (paths,)."""
+        """Return the program of a step, and its variables x, shape (configurations,), and c, shape
+        (paths,)."""
         g = self.graph
         problem, paths = self.problem, g.paths
         m = Milp("min" if step == "hardware" else "max")
@@ -91,8 +93,8 @@ class Program:
         return m, x, c
 
     def _throughput(self, m: Milp, x: Indices, c: Indices) -> None:
-        """(2), (3): there are enough workers for the paths, and the cluster has room for the
-        workers."""
+        """Add (2) and (3): there are enough workers for the paths, and the cluster has room for
+        the workers."""
         g, problem, paths = self.graph, self.problem, self.graph.paths
         arrivals = np.zeros((len(g.configs), len(paths)))
         for j, p in enumerate(paths):
@@ -120,7 +122,7 @@ class Program:
         self._fit_alone(m, x, of_task)
 
     def _fit_alone(self, m: Milp, x: Indices, of_task: Floats) -> None:
-        """A task's workers serve the requests of a single root request in time."""
+        """Add rows: a task's workers serve the requests of a single root request in time."""
         g = self.graph
         many = g.at_once > 0
         if many.any():
@@ -132,7 +134,7 @@ class Program:
             )
 
     def _conserve(self, m: Milp, c: Indices, above: range, below: range, child: str) -> None:
-        """The share on a path equals that on its continuations to a child."""
+        """Add rows: the share on a path equals that on its continuations to a child."""
         g = self.graph
         matrix = np.zeros((len(above), len(below)))
         for j in below:
@@ -142,7 +144,8 @@ class Program:
         m.block(f"paths to {child}", (matrix, continued), (-1, through), lower=0, upper=0)
 
     def _useful(self, served: float) -> Floats:
-        """Largest useful number of workers per configuration: enough for the whole demand."""
+        """Return the largest useful number of workers of each configuration: enough for the whole
+        demand."""
         g = self.graph
         problem, arrivals = self.problem, np.zeros(len(g.configs))
         for p in g.paths:
@@ -156,7 +159,7 @@ class Program:
         return np.minimum(enough, float(problem.workers)).astype(float)
 
     def _one_split(self, m: Milp, x: Indices, served: float) -> None:
-        """(4), (6), (7): all loaded configurations belong to one split."""
+        """Add (4), (6) and (7): all loaded configurations belong to one split."""
         g = self.graph
         chosen = m.variables("splits", len(g.splits), upper=1, integer=True)
         m.block("one split", (1, chosen), lower=1, upper=1)
@@ -173,7 +176,8 @@ class Program:
         )
 
     def _any_route(self, m: Milp, x: Indices) -> None:
-        """(4) One batch size per variant; (6), (7) for all paths that hosted ones could form."""
+        """Add (4), one batch size per variant, and (6) and (7) for all paths that hosted
+        configurations can form."""
         g = self.graph
         hosted = m.variables("hosted", len(g.configs), upper=1, integer=True)
         m.block(
@@ -193,7 +197,8 @@ class Program:
             m.block("(7) any path", (both, np.broadcast_to(hosted, both.shape)), upper=lengths)
 
     def _swaps(self, m: Milp, x: Indices) -> Indices:
-        """Number of workers that change their variant: new loads beyond the idle workers."""
+        """Add the number of workers that change their variant: new loads minus the idle workers.
+        Return its variables."""
         g = self.graph
         problem, current = self.problem, self.problem.current
         swaps = m.variables(
@@ -215,7 +220,7 @@ class Program:
         return swaps
 
     def plan(self, step: Step, solution: Solution) -> Plan:
-        """The plan of a solution, without unused workers."""
+        """Return the plan of a solution, without unused workers."""
         g = self.graph
         problem = self.problem
         c, hosted = np.zeros(len(g.paths)), np.zeros(len(g.configs), int)
@@ -232,7 +237,7 @@ class Program:
         for config, most, of_config in zip(g.configs, hosted, load.tolist(), strict=True):
             useful = math.ceil(of_config / config.throughput - EPS)
             if g.at_once[config.task]:
-                useful = int(most)  # a single request needs them all
+                useful = int(most)  # a single root request needs all of them
             if workers := min(int(most), useful):
                 key = self._key(config)
                 assignments.append(

@@ -1,7 +1,8 @@
-"""Sub-cluster partitioning: models → sub-clusters of equal load and memory (Symphony §4.4, App. A).
+"""Sub-cluster partitioning: models are divided among sub-clusters of equal load and memory
+(Symphony §4.4, App. A).
 
-Every worker of a sub-cluster holds all its models, and one dispatcher thread serves it. So rate and
-memory are bounded and should be even:
+Every worker of a sub-cluster has all its models loaded, and one dispatcher thread serves it. So
+rate and memory are bounded, and should be even:
 
     minimise ΔR + w·ΔS                                       (3)
     Σ_i r_i x_ij ≤ R_max,  Σ_i s_i x_ij + max_i d_i x_ij ≤ S_max    (4, 5)
@@ -16,11 +17,12 @@ Worked example: rates 5, 4, 3, 2 and equal memory over two sub-clusters: {5, 2} 
     >>> sorted(s.models for s in p.sub_clusters), p.rate_spread, p.gap
     ([('a', 'd'), ('b', 'c')], 0.0, 0.0)
 
-How it is solved. A start (the current assignment, else longest processing time first) is improved
-by moves and swaps of models, all of one sub-cluster evaluated at once, with a smooth replacement of
-the objective. If the result is further from the bound than `tolerance`, the MILP (`program`) is
-solved for at most `time_limit_s`, and the better result is used. For hundreds of models, the search
-alone is even to a fraction of a percent; the MILP is for few large models.
+*Solution.* The search starts from the current assignment, or from that of longest processing time
+first. It is improved by moves and swaps of models, with a smooth replacement of the objective. All
+moves and swaps of one sub-cluster are evaluated at once. If the result is further from the bound
+than `tolerance`, the MILP (`program`) is solved for at most `time_limit_s`, and the better result
+is used. For hundreds of models, the search alone is even to a fraction of a percent. The MILP is
+for few large models.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ __all__ = [
 
 
 def plan(problem: Problem) -> Plan | Infeasible[Plan]:
-    """The partition with the least objective, or within its `gap` of it."""
+    """Return the partition with the least objective, or one within its `gap` of it."""
     search = Search(problem)
     bound, scale = search.bound(), search.scale
     why = search.impossible()
@@ -74,7 +76,7 @@ def plan(problem: Problem) -> Plan | Infeasible[Plan]:
 
 
 def program(problem: Problem) -> tuple[Milp, Indices]:
-    """The MILP of Symphony Appendix A, and x (models, sub-clusters)."""
+    """Return the MILP of Symphony Appendix A, and its variables x, shape (models, sub-clusters)."""
     search = Search(problem)
     rate, static, dynamic = search.rate, search.static, search.dynamic
     count, parts = len(rate), problem.sub_clusters

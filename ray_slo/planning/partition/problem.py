@@ -13,7 +13,8 @@ from ray_slo.planning.milp import Backend
 
 @dataclass(frozen=True)
 class Model:
-    """`rate` in requests per second, memory of its weights and of its execution in MB."""
+    """A model: its requests per second, and the memory of its weights and of its execution, in
+    MB."""
 
     name: str
     rate: NonNegative
@@ -26,20 +27,21 @@ class Problem:
     """A partitioning problem.
 
     Args:
-        models: m models.
-        sub_clusters: l, number of sub-clusters.
-        max_rate: R_max, requests per second that one dispatcher can handle.
-        max_memory_mb: S_max, memory of a worker, MB.
-        memory_weight: w, requests per second that count as much as a MB of ΔS. None means R̄ / S̄:
-            both spreads then count as shares of their averages.
-        current: (m,) sub-cluster of each model now, −1 for a new one; None at the start.
-        change_cost: c, cost of loading or unloading a model: (m,), or (m, l) rows; 1 when None.
-        max_change_cost: C_max.
-        tolerance: spread, as a share of the averages, below which the search is good enough.
-        time_limit_s: time limit of the MILP, seconds; 0 skips it.
+        models: the m models.
+        sub_clusters: l, the number of sub-clusters.
+        max_rate: R_max, the requests per second that one dispatcher can handle.
+        max_memory_mb: S_max, the memory of a worker, in MB.
+        memory_weight: w, the requests per second that count as much as 1 MB of ΔS. None means
+            R̄ / S̄; both spreads then count as shares of their averages.
+        current: present sub-cluster of each model, shape (m,). −1 for a new model. None at the
+            start.
+        change_cost: c, the cost of loading or unloading a model, shape (m,) or (m, l). None: 1.
+        max_change_cost: C_max, the largest total cost of changes.
+        tolerance: if the spread is below this share of the averages, the MILP is not solved.
+        time_limit_s: time limit of the MILP, in seconds. With 0, it is not solved.
 
     Raises:
-        ValueError: naming the field.
+        ValueError: a field is not valid. The message names it.
     """
 
     models: tuple[Model, ...]
@@ -82,7 +84,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class SubCluster:
-    """`memory_mb`: static memory of all models and the largest dynamic one."""
+    """A sub-cluster. `memory_mb` is the static memory of all its models, plus the largest dynamic
+    memory of one."""
 
     models: tuple[str, ...]
     rate: float
@@ -92,9 +95,9 @@ class SubCluster:
 
 @dataclass(frozen=True)
 class Plan:
-    """`rate_spread` and `memory_spread` are ΔR and ΔS, `objective` is ΔR + w·ΔS, and no partition
-    has one below `bound`. `gap` is their distance as a share of R̄ + w·S̄. `moved`: models whose
-    sub-cluster changes."""
+    """A partition. `rate_spread` and `memory_spread` are ΔR and ΔS. `objective` is ΔR + w·ΔS, and
+    no partition has one below `bound`. `gap` is the distance of the two, as a share of R̄ + w·S̄.
+    `moved` has the models whose sub-cluster changes."""
 
     sub_clusters: tuple[SubCluster, ...]
     rate_spread: float

@@ -12,9 +12,9 @@ from ray_slo.planning.partition.problem import Plan, Problem, SubCluster
 
 Array = NDArray[Any]
 _EPS = 1e-9
-_PENALTY = 1e6  # of a broken limit, beside squared deviations
-_KICKS = 12  # restarts of the search from a disturbed best
-_STEPS = 4000  # of one descent, at most
+_PENALTY = 1e6  # weight of a broken limit, relative to squared deviations
+_KICKS = 12  # number of restarts of the search from the disturbed best assignment
+_STEPS = 4000  # largest number of steps of one descent
 
 
 class Search:
@@ -31,7 +31,7 @@ class Search:
         weight = problem.memory_weight
         if weight is None:
             weight = self.mean_rate / self.mean_static if self.mean_static else 0.0
-            weight = weight or 1.0  # no rate at all: memory is all there is to balance
+            weight = weight or 1.0  # without any rate, only the memory is balanced
         self.weight = weight
         self.scale = self.mean_rate + weight * self.mean_static or 1.0
         count = len(models)
@@ -41,22 +41,24 @@ class Search:
             given[:, None] if given.ndim == 1 else given, (count, self.parts)
         )
         self.budget = problem.max_change_cost if problem.current is not None else math.inf
-        # What it costs to have model i in sub-cluster j: load there, unload where it is now.
+        # Cost of having model i in sub-cluster j: loading it there, and unloading it where it is.
         known = np.flatnonzero(self.current >= 0)
         self.change = self.cost.copy()
         self.change[known] += self.cost[known, self.current[known]][:, None]
         self.change[known, self.current[known]] = 0.0
 
     def bound(self) -> float:
-        """What no partition can do better: the largest model in a sub-cluster of its own, and an
-        empty sub-cluster where there are fewer models than those."""
+        """Return a lower bound of the objective. It follows from the largest model, which has at
+        best a separate sub-cluster. If there are fewer models than sub-clusters, it also follows
+        from an empty sub-cluster."""
         few = len(self.rate) < self.parts
         rate = max(float(self.rate.max()) - self.mean_rate, self.mean_rate if few else 0.0)
         static = max(float(self.static.max()) - self.mean_static, self.mean_static if few else 0.0)
         return max(rate, 0.0) + self.weight * max(static, 0.0)
 
     def impossible(self) -> str:
-        """Why no partition keeps the limits, or "" where counting does not rule it out."""
+        """Return the reason why no partition keeps the limits. It is "" if counting does not
+        exclude one."""
         problem = self.problem
         for m in problem.models:
             if m.rate > problem.max_rate:
@@ -80,7 +82,8 @@ class Search:
         return ""
 
     def totals(self, group: Array) -> tuple[Array, Array, Array]:
-        """Rate, static and largest dynamic memory of every sub-cluster."""
+        """Return the rate, the static memory and the largest dynamic memory of every
+        sub-cluster."""
         placed = group >= 0
         dynamic = np.zeros(self.parts)
         np.maximum.at(dynamic, group[placed], self.dynamic[placed])
@@ -102,7 +105,8 @@ class Search:
         return rate + self.weight * static
 
     def changed(self, group: Array) -> float:
-        """Cost of the change (10); models in no sub-cluster cost what unloading them costs."""
+        """Return the cost of the change (10). Models in no sub-cluster have the cost of unloading
+        them."""
         placed = np.flatnonzero(group >= 0)
         gone = np.flatnonzero((group < 0) & (self.current >= 0))
         return float(
@@ -110,7 +114,7 @@ class Search:
         )
 
     def excess(self, rate: Array, static: Array, dynamic: Array) -> Array:
-        """By how much limits are broken, as a share of them; 0 where they are kept."""
+        """Return the excess over the limits, as a share of them. It is 0 if they are kept."""
         over = np.zeros(np.broadcast(rate, static).shape)
         for amount, limit in (
             (rate, self.problem.max_rate),
@@ -123,7 +127,7 @@ class Search:
         return over
 
     def run(self) -> Array | None:
-        """The best assignment found that keeps every limit, or None."""
+        """Return the best assignment that keeps every limit, or None if none was found."""
         rng = np.random.default_rng(self.problem.seed)
         good = self.bound() + self.problem.tolerance * self.scale
         best: Array | None = None
@@ -138,7 +142,7 @@ class Search:
                 group[chosen[0]] = rng.integers(self.parts)
                 if self.changed(group) > self.budget + _EPS:
                     continue
-            for power in (2, 8):  # 8: nearly the largest deviation
+            for power in (2, 8):  # with 8, nearly only the largest deviation counts
                 group = self.descend(group, power)
                 keeps = not self.excess(*self.totals(group)).any()
                 keeps = keeps and self.changed(group) <= self.budget + _EPS
@@ -149,8 +153,8 @@ class Search:
         return best
 
     def start(self, *, partly: bool = False) -> Array:
-        """Largest first into the sub-cluster that it leaves most even; with `partly`, models that
-        fit nowhere stay out (−1)."""
+        """Return a first assignment. Each model, the largest first, goes to the sub-cluster where
+        the result is most even. With `partly`, models that fit nowhere are left out (−1)."""
         group = np.full(len(self.rate), -1) if partly else self.current.copy()
         rate, static, dynamic = self.totals(group)
         share = self.rate / (self.mean_rate or 1) + self.static / (self.mean_static or 1)
@@ -171,7 +175,8 @@ class Search:
         return group
 
     def descend(self, group: Array, power: int) -> Array:
-        """Best moves and swaps of the worst sub-cluster that has one, until none has."""
+        """Make the best move or swap of the worst sub-cluster that has an improving one, until none
+        has."""
         group = group.copy()
         spread = max(self.objective(group), _EPS * self.scale)
 
@@ -182,7 +187,7 @@ class Search:
 
         bounded = self.budget < math.inf
         spent = self.changed(group)
-        # Moving a model alone is swapping it with nothing: one such "model" per sub-cluster.
+        # A move is a swap with an empty model. There is one empty model per sub-cluster.
         nothing = np.zeros(self.parts)
         rates, statics, dynamics = (
             np.concatenate([a, nothing]) for a in (self.rate, self.static, self.dynamic)
@@ -228,7 +233,8 @@ class Search:
         return group
 
     def dynamic_of_others(self, group: Array) -> Array:
-        """Largest dynamic memory in each model's sub-cluster without the model itself."""
+        """Return the largest dynamic memory of the other models in each model's sub-cluster, shape
+        (models,)."""
         if not self.dynamic.any():
             return np.zeros(len(group))
         order = np.lexsort((-self.dynamic, group))

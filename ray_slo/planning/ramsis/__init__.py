@@ -1,4 +1,5 @@
-"""RAMSIS: which variant takes how many of the queued requests, solved ahead of time (§4–5).
+"""RAMSIS: tables that say which variant takes how many of the queued requests. They are solved
+ahead of time (RAMSIS §4–5).
 
     from ray_slo.planning.ramsis import Problem, solve
     problem = Problem(variants, slo_s=0.150, rate=1200, num_workers=60)
@@ -6,8 +7,8 @@
     table.lookup(n=3, slack_s=0.080)             # ("resnet18", 3)
     table.expected_accuracy, table.violation_rate
 
-Variants are (name, accuracy in percent, `LatencyProfile`). `solve_set` solves for enough loads that
-adjacent tables differ by at most one percent of accuracy.
+Variants are (name, accuracy in percent, `LatencyProfile`). `solve_set` solves for so many loads
+that the accuracies of adjacent tables differ by at most one percentage point.
 """
 
 from ray_slo.planning.ramsis.arrivals import Arrivals, Empirical, Gamma, Poisson

@@ -1,8 +1,8 @@
-"""Arrival distributions PF(k, T) at the central queue (RAMSIS §3.1.1), as a plug-in.
+"""Arrival distributions PF(k, T) at the central queue (RAMSIS §3.1.1). They are exchangeable.
 
-A distribution is written at unit rate: a span of T seconds at `rate` requests per second is
-`rate · T` units. Counts have two possible starting points: right *after an arrival*, or at *any
-time* (the equilibrium of the process). Only for Poisson are they equal.
+A distribution has unit rate: a span of T seconds at `rate` requests per second has `rate · T`
+units. A count may begin right *after an arrival*, or at *any time* (the equilibrium of the
+process). The two are equal only for Poisson arrivals.
 """
 
 from __future__ import annotations
@@ -30,16 +30,18 @@ class Arrivals(Protocol):
 
     @property
     def shape(self) -> float:
-        """1 / squared coefficient of variation of the gaps; 1 for Poisson, smaller is burstier."""
+        """1 / squared coefficient of variation of the gaps. It is 1 for Poisson arrivals. Smaller
+        values are burstier."""
 
     def at_least(self, k: ArrayLike, units: ArrayLike, *, after_arrival: bool) -> Floats:
-        """P(N(units) ≥ k), k and units broadcast against each other; 1 where k ≤ 0."""
+        """Return P(N(units) ≥ k). k and units are broadcast against each other. The result is 1
+        for k ≤ 0."""
 
     def pmf(self, k_max: int, units: Floats, *, after_arrival: bool) -> Floats:
-        """P(N(units[i]) = k) for k = 0 … k_max, shape (len(units), k_max + 1)."""
+        """Return P(N(units[i]) = k) for k = 0 … k_max, shape (len(units), k_max + 1)."""
 
     def to_json(self) -> dict[str, Any]:
-        """Its parameters: equal distributions give equal results."""
+        """Return the parameters. Equal distributions give equal results."""
 
 
 class _FromAtLeast:
@@ -54,7 +56,7 @@ class _FromAtLeast:
 
 @dataclass(frozen=True)
 class Poisson:
-    """Independent arrivals: the paper's choice."""
+    """Independent arrivals, as in the paper."""
 
     shape: float = 1.0
 
@@ -80,10 +82,11 @@ POISSON = Poisson()
 
 @dataclass(frozen=True)
 class Gamma(_FromAtLeast):
-    """Renewal process with Gamma(shape) gaps: shape 1 is Poisson, smaller is burstier.
+    """Renewal process with Gamma(shape) gaps. Shape 1 is Poisson, and smaller shapes are burstier.
 
-    After an arrival, P(N(T) ≥ k) is the distribution of k gaps' sum. At any time the first gap is
-    the residual one, for which P(N(T) ≥ k) = ∫₀ᵀ P(N₀(u) = k − 1) du (N₀: after an arrival).
+    After an arrival, P(N(T) ≥ k) is the distribution function of the sum of k gaps. At any time,
+    the first gap is the residual one. Then P(N(T) ≥ k) = ∫₀ᵀ P(N₀(u) = k − 1) du, where N₀ counts
+    from an arrival on.
     """
 
     shape: float
@@ -103,7 +106,7 @@ class Gamma(_FromAtLeast):
         return np.where(k <= 0, 1.0, np.clip(tail, 0.0, 1.0))
 
     def _integral(self, k: Floats, units: Floats) -> Floats:
-        """∫₀ᵀ P(S_k ≤ u) du, S_k the sum of k gaps."""
+        """Return ∫₀ᵀ P(S_k ≤ u) du, where S_k is the sum of k gaps."""
         a, x = np.maximum(k, 1e-9) * self.shape, units * self.shape
         return np.where(k <= 0, units, units * gammainc(a, x) - k * gammainc(a + 1, x))
 
@@ -115,8 +118,8 @@ class Empirical(_FromAtLeast):
     """Counts of recorded arrival times, stretched to the wanted rate.
 
     Args:
-        times_s: arrival times, ascending seconds, at least 100 of them.
-        points: windows that are counted, spread evenly over the record.
+        times_s: at least 100 arrival times in seconds, ascending, shape (n,).
+        points: number of windows that are counted. They are spread evenly over the record.
     """
 
     def __init__(self, times_s: Sequence[float] | Floats, *, points: int = 2000) -> None:
@@ -146,7 +149,7 @@ class Empirical(_FromAtLeast):
         return result
 
     def pmf(self, k_max: int, units: Floats, *, after_arrival: bool) -> Floats:
-        # The kernel asks for tens of thousands of spans: count on a grid, interpolate between.
+        # The kernel asks for tens of thousands of spans. So count on a grid, and interpolate.
         units = np.asarray(units, dtype=float)
         grid = np.unique(np.concatenate([[0.0], np.linspace(0, units.max(), 600), [units.max()]]))
         k = np.arange(k_max + 2)
@@ -220,11 +223,11 @@ class _Given(Frozen):
 
 
 def arrivals_of(given: Any) -> Arrivals:
-    """Arrivals from a document, e.g. {"kind": "gamma", "shape": 0.3} (`ArrivalsSpec`), or
-    "poisson"; files are relative to the working directory. An `Arrivals` is returned unchanged.
+    """Return the arrivals of a document, e.g. {"kind": "gamma", "shape": 0.3} (`ArrivalsSpec`), or
+    "poisson". Files are relative to the working folder. An `Arrivals` is returned unchanged.
 
     Raises:
-        ValueError: names the field and what is wrong with it.
+        ValueError: the document is not valid. The message names the field.
     """
     if hasattr(given, "at_least"):
         found: Arrivals = given
@@ -236,7 +239,7 @@ def arrivals_of(given: Any) -> Arrivals:
 
 
 def label(about: Mapping[str, Any]) -> str:
-    """A short name for the result of `Arrivals.to_json`: "poisson", "gamma 0.25"."""
+    """Return a short name for the result of `Arrivals.to_json`: "poisson", "gamma 0.25"."""
     rest = [value for key, value in about.items() if key != "kind"]
     words = (f"{value:g}" if isinstance(value, float) else str(value) for value in rest)
     return " ".join((str(about["kind"]), *words))

@@ -1,23 +1,25 @@
 """States, actions and transitions of one worker's decision process (RAMSIS §4.2–4.4).
 
-A state is (n, slot): n queued requests, the most urgent of which has the slack `slacks_s[slot]` or
-up to the next. Taking all n with a latency of ℓ leads to a state that depends on ℓ and on the
-*phase* alone: how many requests went to other workers since this worker's latest one. So the
-kernel is kept in three factors, none of which has states × actions × states entries:
+A state is (n, slot): there are n queued requests, and the slack of the most urgent one is at least
+`slacks_s[slot]` and below the next. After taking all n with a latency of ℓ, the next state depends
+only on ℓ and on the *phase*: the number of requests that went to other workers since this worker's
+latest one. So the kernel is a product of three factors. None of them has states × actions × states
+entries:
 
     state ──phases──▶ phase ──first(ℓ)──▶ outcome ──after──▶ next state
 
-* `phases[n, slot, phase]`: the phase, given that n requests came within SLO − slack (interval A).
-* `first[ℓ, outcome, phase]`: nothing arrives within ℓ, or the worker's first next request arrives
-  in a certain *cell* of time before the next decision (intervals B and C).
-* `after[outcome, state]`: how many more arrive in the rest (interval D).
+* `phases[n, slot, phase]`: probability of the phase, given that n requests came within SLO − slack
+  (interval A).
+* `first[ℓ, outcome, phase]`: probability that nothing arrives within ℓ, or that the worker's next
+  request arrives in a certain *cell* of time before the next decision (intervals B and C).
+* `after[outcome, state]`: probabilities of the number of further arrivals in the rest (interval D).
 
-Slots are ranges of slack, cells are ranges of waiting time and subdivide them: slots decide what
-a policy can tell apart, cells only how finely probabilities are integrated.
+Slots are ranges of slack. Cells are ranges of waiting time that subdivide the slots. A policy
+distinguishes slots. Cells only decide how finely probabilities are integrated.
 
-A batch of b < n leaves requests behind. Of these the most urgent has waited the share β of what
-the head has, β ~ Beta by the order statistics of arrivals; a few quantiles of β and groups of
-phases stand for the distribution (`Partial`).
+A batch of b < n leaves requests in the queue. The most urgent of these has waited for the share β
+of the head's waiting time. By the order statistics of arrivals, β has a Beta distribution. A few
+quantiles of β and a few groups of phases approximate the distribution (`Partial`).
 """
 
 from __future__ import annotations
@@ -39,43 +41,43 @@ from ray_slo.planning.ramsis.problem import Problem, VariantProfile
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-NEVER = 1e-14  # a probability to neglect
-EMPTY, FRESH = 0, 1  # outcomes that are no cell: nothing arrived; one request, just now
+NEVER = 1e-14  # smaller probabilities are neglected
+EMPTY, FRESH = 0, 1  # outcomes without a cell: nothing arrived; one request arrived just now
 _BETA_QUANTILES = 8
 _PHASE_GROUPS = 8
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Arrivals that one worker sees: every `every`-th of a process of `rate` per second."""
+    """The arrivals at one worker: every `every`-th request of a process of `rate` per second."""
 
     arrivals: Arrivals
     rate: float
     every: int
 
     def counts(self, spans_s: Floats, most: int) -> Floats:
-        """P(i requests) for i = 0 … most within spans that start at one of them, (spans, most+1);
-        what is beyond `most` is added to the last."""
+        """Return P(i requests) for i = 0 … most within spans that start at a request, shape (spans,
+        most + 1). The probability of more than `most` is added to the last."""
         k = np.arange(most + 1) * self.every
         tail = self.arrivals.at_least(k, spans_s[:, None] * self.rate, after_arrival=True)
         return np.asarray(tail - np.append(tail[:, 1:], np.zeros((len(spans_s), 1)), axis=1))
 
     def most(self, span_s: float) -> int:
-        """More requests than ever come within a span."""
+        """Return a number of requests that practically never comes within a span."""
         mean = self.rate * span_s
         spread = math.sqrt(mean * max(1.0, 1 / self.arrivals.shape))
         return int((mean + 10 * spread + 20) / self.every) + 2
 
 
 class Kernel:
-    """The decision process of `problem`, vectorised; states are 0: empty, 1 + (n−1)·J + slot, and
-    the full-queue state last."""
+    """The decision process of `problem`, vectorised. State 0 is empty, state 1 + (n−1)·J + slot has
+    n requests, and the last state has a full queue."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.variants: tuple[VariantProfile, ...] = problem.candidates
         self.N = problem.longest_queue
-        # (variants, N): ℓ(m, b), infinite beyond a variant's largest batch
+        # ℓ(m, b) of shape (variants, N); infinite beyond a variant's largest batch.
         self.latency: Floats = np.array(
             [[p.latency(b) for b in range(1, self.N + 1)] for _, _, p in self.variants]
         )
@@ -85,7 +87,7 @@ class Kernel:
         self.num_states = self.N * self.J + 2
         self.full = self.num_states - 1
         self.streams, self._stream_of = self._balanced()
-        # (N, J, M): may all n be taken by m within the slack?
+        # Whether variant m can take all n within the slack, shape (N, J, M).
         fits = self.latency.T[:, None, :] <= self.slacks_s[None, :, None] + 1e-9
         self.fits: NDArray[np.bool_] = fits
         self._cells()
@@ -100,13 +102,14 @@ class Kernel:
         return np.unique(np.concatenate([[0.0], within, [slo]]))
 
     def _balanced(self) -> tuple[list[Stream], Ints]:
-        """The streams, and which of them feeds a worker with n = 1 … N queued requests."""
+        """Return the streams, and the index of the stream to a worker with n = 1 … N queued
+        requests, shape (N,)."""
         p = self.problem
         if p.balancing == "round_robin":
             return [Stream(p.arrivals, p.rate, p.num_workers)], np.zeros(self.N, dtype=np.int64)
         each = p.rate / p.num_workers
         service = 1 / self._usual_latency(each)
-        # Appendix I.1; never more than an even share, as the formula presumes no batching.
+        # Appendix I.1. The formula assumes no batching, so the result is at most an even share.
         seldom = each
         if each < service:
             seldom = (each / service) ** p.num_workers * service
@@ -114,13 +117,15 @@ class Kernel:
         return streams, (np.arange(1, self.N + 1) >= 3).astype(np.int64)
 
     def _usual_latency(self, rate: float) -> float:
-        """μ of Appendix I.1: the largest ℓ(m, 1) of a variant that keeps up within SLO / 2."""
+        """Return μ of Appendix I.1: the largest ℓ(m, 1) of a variant that keeps up within
+        SLO / 2."""
         sizes = np.arange(1, self.N + 1)
         able = ((self.latency <= self.problem.slo_s / 2) & (sizes / self.latency >= rate)).any(1)
         return float(self.latency[able, 0].max() if able.any() else self.latency[:, 0].min())
 
     def _cells(self) -> None:
-        """Cells of waiting time, their slots, and what follows a first arrival in each."""
+        """Set the cells of waiting time, their slots, and the states after a first arrival in
+        each."""
         slo = self.problem.slo_s
         longest = max(float(self.used_latencies.max()), slo)
         gap = min(s.every / s.rate for s in self.streams)
@@ -145,37 +150,40 @@ class Kernel:
         for i, stream in enumerate(self.streams):
             cells = 2 + i * self.num_cells + np.arange(self.num_cells)
             most = max(stream.most(longest), self.N)
-            more = stream.counts(middle, most)  # beside the first one
+            more = stream.counts(middle, most)  # arrivals after the first one
             states = 1 + np.arange(self.N)[None, :] * self.J + self.cell_slot[:, None]
             rows += [np.repeat(cells, self.N), cells]
             columns += [states.ravel(), np.full(self.num_cells, self.full)]
             shares += [more[:, : self.N].ravel(), more[:, self.N :].sum(1)]
             excess[cells] = more[:, self.N :] @ (np.arange(self.N, most + 1) + 1 - self.N)
-        # Sparse: a cell has one slot, so N + 1 next states of N · J + 2.
+        # The matrix is sparse: a cell has one slot, so N + 1 next states of N · J + 2.
         self.after = csr_array(
             (np.concatenate(shares), (np.concatenate(rows), np.concatenate(columns))),
             shape=(self.num_outcomes, self.num_states),
         )
-        self.excess: Floats = excess  # expected requests beyond N, which the model takes as lost
+        self.excess: Floats = excess  # expected requests beyond N; the model counts them as lost
 
     def slot_of(self, slack_s: Floats) -> Ints:
-        """The slot with slacks_s[slot] ≤ slack < slacks_s[slot + 1]; 0 for what is late."""
+        """Return the slot with slacks_s[slot] ≤ slack < slacks_s[slot + 1]. It is 0 for late
+        requests."""
         slots = np.searchsorted(self.slacks_s, slack_s + 1e-9, side="right") - 1
         return np.asarray(np.maximum(slots, 0))
 
     @property
     def phases(self) -> Floats:
-        """(N, J, phases): one per request to another worker (round robin), or one per stream."""
+        """Probability of each phase, shape (N, J, phases). There is one phase per request to
+        another worker (round robin), or one per stream."""
         return self._histories[0]
 
     @property
     def waits(self) -> Floats:
-        """(N, J): expected waiting time of the most urgent of n requests, seconds."""
+        """Expected waiting time of the most urgent of n requests, in seconds, shape (N, J)."""
         return self._histories[1]
 
     @cached_property
     def _histories(self) -> tuple[Floats, Floats]:
-        """Phases and waits: what of a slot's waiting times is likely to have brought n requests."""
+        """Return `phases` and `waits`. The waiting times in a slot are weighted by the probability
+        that n requests came in them."""
         inside = self.cell_wait < self.problem.slo_s
         wait = np.append(self.cell_wait[inside], 0.0)  # 0: a request just arrived
         slot = np.append(self.cell_slot[inside], self.J - 1)
@@ -188,7 +196,8 @@ class Kernel:
             weights = (within @ pmf).reshape(self.J, self.N, every).transpose(1, 0, 2)
             waited = (within @ (pmf * wait[:, None])).reshape(self.J, self.N, every).sum(2).T
             total = weights.sum(2)
-            # States that (nearly) never occur: more requests than expected came late, fewer early.
+            # States that (nearly) never occur take the likeliest phase: the first with more
+            # requests than expected, the last with fewer.
             many = n * every > middle * stream.rate
             never = np.zeros((self.N, self.J, every))
             never[..., 0], never[..., -1] = many, ~many
@@ -209,12 +218,13 @@ class Kernel:
 
     @cached_property
     def late_choice(self) -> Ints:
-        """(N,): the variant that serves n requests fastest (§4.3.1)."""
+        """The variant that serves n requests fastest (§4.3.1), shape (N,)."""
         return np.asarray(np.argmin(self.latency, axis=0))
 
     @cached_property
     def _used(self) -> tuple[Floats, Ints]:
-        """Latencies that full batches can have, and where (variant, n − 1) stands among them."""
+        """Return the possible latencies of full batches, and the index of (variant, n − 1) among
+        them."""
         used = self.latency <= self.problem.slo_s + 1e-9
         if self.problem.late == "serve":
             used[self.late_choice, np.arange(self.N)] = True
@@ -235,7 +245,7 @@ class Kernel:
 
     @cached_property
     def first(self) -> Floats:
-        """(latencies, outcomes, phases): see the module; columns over outcomes sum to 1."""
+        """See the module. The shape is (latencies, outcomes, phases), and outcomes sum to 1."""
         latencies = self.used_latencies
         spans = np.maximum(latencies[:, None] - self.edges[None, :], 0.0)
         result = np.zeros((len(latencies), self.num_outcomes, self.phases.shape[2]))
@@ -248,17 +258,18 @@ class Kernel:
         return result
 
     def _first_by(self, stream: Stream, spans: Floats) -> Floats:
-        """P(the worker's next request arrives within a span | phase), (*spans.shape, every)."""
+        """Return P(the worker's next request arrives within a span | phase), shape (*spans.shape,
+        every)."""
         distinct, inverse = np.unique(spans.ravel(), return_inverse=True)
         pmf = stream.arrivals.pmf(stream.every - 1, distinct * stream.rate, after_arrival=False)
         at_most = np.minimum(np.cumsum(pmf, axis=1), 1.0)  # k = 0 … every − 1
-        reached = 1 - at_most[:, ::-1]  # phase r waits for every − r more
+        reached = 1 - at_most[:, ::-1]  # phase r needs every − r more requests
         reached[distinct == 0] = 0.0
         return np.asarray(reached[inverse.ravel()].reshape(*spans.shape, stream.every))
 
     def outcomes_of(self, choice: Ints) -> Floats:
-        """(states, outcomes) for the variant chosen in each (n, slot), shape (N, J); −1: no full
-        batch is taken there (a row of zeros)."""
+        """Return the probabilities of outcomes, shape (states, outcomes). `choice` is the variant
+        in each (n, slot), shape (N, J). A state with −1 takes no full batch; its row is zero."""
         rows = np.zeros((self.num_states, self.num_outcomes))
         rows[0, FRESH] = 1.0
         for n in range(self.N):
@@ -272,7 +283,8 @@ class Kernel:
         return rows
 
     def expect(self, value: Floats) -> Floats:
-        """(N, J, M): expected value of the outcome of full batches; NaN where ℓ is not used."""
+        """Return the expected value of the outcome of full batches, shape (N, J, M). It is NaN for
+        latencies that are not used."""
         by_phase = np.einsum("lor,o->lr", self.first, value, optimize=True)
         by_phase = np.concatenate([by_phase, np.full((1, by_phase.shape[1]), np.nan)])
         of_action = by_phase[self.latency_index.T]  # (N, M, phases)
@@ -281,24 +293,24 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Group:
-    """Partial batches of one size b out of n, by variants that can take them."""
+    """Partial batches of one size b out of n requests, and the variants that can take them."""
 
     n: int
     size: int
-    variants: Ints  # (V,); −1: drop instead of serve
-    slots: Ints  # (S,): those where any of them can
-    allowed: NDArray[np.bool_]  # (S, V)
-    next_slot: Ints  # (S, V, R, Q)
-    arriving: Floats  # (V, R, N − (n − b) + 2): P(i arrive meanwhile); last: more than fit
-    beyond: Floats  # (V, R): expected requests beyond N
+    variants: Ints  # (V,); −1: the batch is dropped
+    slots: Ints  # (S,): slots in which a variant can take it
+    allowed: NDArray[np.bool_]  # (S, V): whether a variant can take it in a slot
+    next_slot: Ints  # (S, V, R, Q): slot of the remaining requests
+    arriving: Floats  # (V, R, N − (n − b) + 2): P(i arrive meanwhile); the last: more than fit
+    beyond: Floats  # (V, R): expected number of requests beyond N
 
 
 class Partial:
-    """Actions that leave requests behind.
+    """Actions that leave requests in the queue.
 
     Args:
         kernel: the process.
-        wanted: (n, b, variant or −1 to drop, allowed (J,)) of every action.
+        wanted: every action as (n, b, variant or −1 to drop, allowed slots of shape (J,)).
     """
 
     def __init__(
@@ -337,7 +349,7 @@ class Partial:
         return Group(n, size, variants, slots, allowed[slots], k.slot_of(slack), arriving, beyond)
 
     def _shares(self, n: int, size: int) -> Floats:
-        """(R, Q): quantiles of β, by phase group."""
+        """Return quantiles of β by phase group, shape (R, Q)."""
         k = self.kernel
         if n == size:
             return np.zeros((self.R, _BETA_QUANTILES))
@@ -353,7 +365,7 @@ class Partial:
         return np.asarray(betaincinv(behind[:, None], ahead, points[None, :]))
 
     def _arriving(self, variant: int, size: int) -> Floats:
-        """P(i requests arrive while the batch runs | phase group), (R, most + 1)."""
+        """Return P(i requests arrive while the batch runs | phase group), shape (R, most + 1)."""
         k = self.kernel
         if variant < 0:  # dropping takes no time
             return np.ones((self.R, 1))
@@ -370,10 +382,11 @@ class Partial:
         return self._counts[variant, size]
 
     def expect(self, values: Floats, loss: float) -> list[Floats]:
-        """Per group (S, V): expected value of the next state, less `loss` per request beyond N.
+        """Return the expected value of the next state, minus `loss` per request beyond N. The
+        result has an array of shape (S, V) for each group.
 
         Args:
-            values: (states,).
+            values: values of the states, shape (states,).
         """
         k = self.kernel
         by_queue = values[1 : k.full].reshape(k.N, k.J)
@@ -395,11 +408,11 @@ class Partial:
         return result
 
     def transitions(self, chosen: Iterable[tuple[int, int, Ints]]) -> tuple[csr_array, Floats]:
-        """(states, states) transitions of the states that take partial batches, other rows empty;
-        and (states,) expected requests beyond N.
+        """Return the transitions of the states that take partial batches, shape (states, states),
+        and their expected number of requests beyond N, shape (states,). Other rows are empty.
 
         Args:
-            chosen: (group, index of the variant in it, slots) of those states.
+            chosen: (group, index of the variant in the group, slots) of these states.
         """
         k = self.kernel
         excess = np.zeros(k.num_states)
@@ -423,7 +436,7 @@ class Partial:
             entries.append((at, np.full_like(at, k.full), weight @ g.arriving[v, :, -1]))
             excess[at] = weight @ g.beyond[v]
         rows, columns, shares = (np.concatenate(parts) for parts in zip(*entries, strict=True))
-        last = 1 + (k.N - 1) * k.J  # the full state is that of N requests, late
+        last = 1 + (k.N - 1) * k.J  # a full queue counts as N late requests
         again = rows == last
         excess[k.full] = excess[last]
         where = (

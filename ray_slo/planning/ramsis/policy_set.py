@@ -1,4 +1,4 @@
-"""`solve_set`: tables for a range of loads, close enough to one another (RAMSIS §6)."""
+"""`solve_set`: solves tables for a range of loads that are close enough together (RAMSIS §6)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ray_slo.planning.ramsis.table import PolicySet, Table
 
 
 class Mapper(Protocol):
-    """`map`, or the `map` of an executor: results in the order of the problems."""
+    """`map`, or the `map` of an executor. The results are in the order of the problems."""
 
     def __call__(
         self, function: Callable[[Problem], Table], problems: Iterable[Problem], /
@@ -33,23 +33,24 @@ def solve_set(
     progress: Callable[[Table], None] | None = None,
     existing: PolicySet | None = None,
 ) -> PolicySet:
-    """Tables at `rates`, and from `low` to `high` at loads chosen so that adjacent tables differ
-    by at most `step_accuracy`: if two differ by more, the load in the middle is solved too.
+    """Solve tables at `rates`, and at loads from `low` to `high`. If the accuracies of two adjacent
+    tables differ by more than `step_accuracy`, the load in the middle is solved too.
 
     Args:
-        problem: its rate is not used.
-        rates: requests per second to solve for in any case.
-        low, high: ends of the range; without rates, 5 % and 100 % of `problem.capacity`.
-        step_accuracy: percent points of expected accuracy.
-        min_step: smallest relative distance of two loads, even if accuracy falls steeply between
-            them (above capacity).
-        mapper: `map` (solves here, one after the other), the `map` of a `ProcessPoolExecutor`, or a
-            function that maps problems to Ray tasks.
-        progress: called with every table solved.
-        existing: a set for the same profiles and options; its tables are not solved again.
+        problem: the problem. Its rate is not used.
+        rates: loads that are solved in any case, in requests per second.
+        low, high: ends of the range. Without `rates`, the defaults are 5 % and 100 % of
+            `problem.capacity`.
+        step_accuracy: largest difference of the expected accuracies, in percentage points.
+        min_step: smallest relative distance of two loads, even if the accuracy falls steeply
+            between them (above capacity).
+        mapper: `map` (solves here, one table after the other), the `map` of a
+            `ProcessPoolExecutor`, or a function that maps problems to Ray tasks.
+        progress: called with every solved table.
+        existing: a set for the same profiles and options. Its tables are not solved again.
 
     Raises:
-        ValueError: an argument out of range; `existing` is for another problem.
+        ValueError: an argument is out of its range, or `existing` is for another problem.
     """
     if not step_accuracy > 0:
         raise ValueError(f"step_accuracy must be positive, got {step_accuracy}")
@@ -78,7 +79,8 @@ def solve_set(
 def _between(
     tables: dict[float, Table], ends: Sequence[float], step_accuracy: float, min_step: float
 ) -> list[float]:
-    """Rates to solve next: several at once where two tables are far apart."""
+    """Return the rates to solve next. If two tables are far apart, there are several between
+    them."""
     known = [rate for rate in sorted(tables) if ends[0] <= rate <= ends[1]]
     result: list[float] = []
     for a, b in pairwise(known):

@@ -1,4 +1,4 @@
-"""What a table is solved for: variants with their profiles, SLO, load, workers, and options."""
+"""The problem of a table: variants with their profiles, SLO, load, workers, and options."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 
 
 def profile_hash(variants: Sequence[VariantProfile]) -> str:
-    """Short digest of names, accuracies and latency profiles, whatever their order."""
+    """Return a short digest of names, accuracies and latency profiles. Their order does not
+    matter."""
     parts = sorted((name, round(accuracy, 6), p.hash) for name, accuracy, p in variants)
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
 
@@ -40,29 +41,31 @@ class Problem:
     """One worker's Markov decision process (RAMSIS §4).
 
     Attributes:
-        variants: (name, accuracy in percent, latency profile) of what every worker has loaded.
-        slo_s: latency SLO, seconds from arrival to answer.
+        variants: (name, accuracy in percent, latency profile) of each variant. Every worker has
+            all of them loaded.
+        slo_s: latency SLO from arrival to answer, in seconds.
         rate: requests per second that arrive at the whole pool.
-        num_workers: K equal workers.
-        balancing: how requests get to workers: every K-th ("round_robin", §4.4), or to the
-            shortest queue (Appendix I, an approximation).
+        num_workers: K, the number of equal workers.
+        balancing: rule by which requests get to workers: every K-th ("round_robin", §4.4), or to
+            the shortest queue (Appendix I, an approximation).
         discretization: slack in `num_slacks` steps of equal length ("fld", §4.2.2), or by the
             latencies that occur ("model_based", §4.2.1).
-        max_queue: N, the longest queue that is told apart (§4.2.3); at most the largest batch any
-            variant takes. None: what fits the SLO at once, and some more (`longest_queue`).
-        batching: "maximal" takes all that is queued (§4.3.2), "variable" any part of it.
-        objective: "per_query" maximises the accuracy summed over requests answered in time, per
-            request; "per_batch" sums over batches per decision, as the published code does.
-        late: what happens to requests that no variant can answer in time: "serve" them with the
-            fastest variant (§4.3.1), or "drop" them, most urgent first.
-        late_penalty: percent points that a request not answered in time costs ("per_query"),
-            beside the accuracy it fails to add. The paper's reward has none, and near peak
-            load gives up percents of the requests for accuracy of the others.
-        arrivals: distribution of arrivals, see `arrivals`.
+        max_queue: N, the longest queue that decisions distinguish (§4.2.3). It is at most the
+            largest batch of any variant. None: see `longest_queue`.
+        batching: "maximal" takes all queued requests (§4.3.2), "variable" any part of them.
+        objective: "per_query" maximises the sum of the accuracies of requests answered in time, per
+            request. "per_batch" maximises the sum over batches, per decision, as the published
+            code.
+        late: treatment of requests that no variant can answer in time: "serve" them with the
+            fastest variant (§4.3.1), or "drop" them, the most urgent first.
+        late_penalty: cost of a request not answered in time, in percentage points, beside the
+            missing accuracy ("per_query"). The paper's reward has none. Near peak load it gives up
+            percents of the requests for the accuracy of the others.
+        arrivals: distribution of arrivals; see `arrivals`.
         pareto: leave out variants that another one beats in accuracy and in latency (§4.3.3).
 
     Raises:
-        ValueError: a field out of range, naming it.
+        ValueError: a field is out of its range. The message names it.
     """
 
     variants: tuple[VariantProfile, ...]
@@ -114,7 +117,7 @@ class Problem:
 
     @property
     def candidates(self) -> tuple[VariantProfile, ...]:
-        """The variants that decisions choose from, least accurate first."""
+        """The variants that decisions choose from, the least accurate first."""
         return (
             pareto_front(self.variants, self.slo_s) if self.pareto else _by_accuracy(self.variants)
         )
@@ -135,8 +138,8 @@ class Problem:
 
     @property
     def longest_queue(self) -> int:
-        """N. By default twice the largest batch B that fits the SLO, or B + 3 where that is above
-        32: the paper takes 32 for B = 29, and longer queues are a sign of overload (§4.2.3)."""
+        """N. By default, it is twice the largest batch B that fits the SLO. If that is above 32, it
+        is B + 3: the paper takes 32 for B = 29, and longer queues mean overload (§4.2.3)."""
         largest = max(p.max_batch_size for _, _, p in self.candidates)
         if self.max_queue is not None:
             return min(self.max_queue, largest)
@@ -147,7 +150,8 @@ class Problem:
         return replace(self, rate=rate)
 
     def options(self) -> dict[str, Any]:
-        """All but variants and rate, as JSON: what tables of one set have in common."""
+        """Return all fields but variants and rate, as JSON data. Tables of one set have the same
+        options."""
         numbers = ("slo_s", "num_workers", "num_slacks", "max_queue", "late_penalty", "pareto")
         chosen = {name: getattr(self, name) for name in (*_CHOICES, *numbers)}
         return {**chosen, "arrivals": self.arrivals.to_json()}
@@ -156,11 +160,11 @@ class Problem:
 def pareto_front(
     variants: Sequence[VariantProfile], slo_s: float, sizes: Sequence[int] | None = None
 ) -> tuple[VariantProfile, ...]:
-    """Those that no other variant beats: as accurate, and as fast at every batch size that fits
-    the SLO.
+    """Return the variants that no other variant beats. Another one beats a variant if it is at
+    least as accurate, and at least as fast at every batch size that fits the SLO.
 
-    The paper compares latency for batches of one (`sizes=[1]`), which loses variants that are
-    better in large batches: with its own profiles, 5 points of accuracy near peak load.
+    The paper compares the latencies of batches of one (`sizes=[1]`). So it loses variants that are
+    better in large batches. With its own profiles, this costs 5 points of accuracy near peak load.
     """
 
     def beats(a: VariantProfile, b: VariantProfile) -> bool:

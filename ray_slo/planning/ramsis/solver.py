@@ -1,22 +1,22 @@
 """`solve(problem) -> Table`: policy iteration on the decision process of `kernel`.
 
-It maximises a ratio of long-run averages: accuracy of requests answered in time over requests
-("per_query"), or over decisions ("per_batch"). Every decision has a reward r and a cost c
-(requests, or 1); the best ratio θ and the relative values h of states solve
+It maximises a ratio of long-run averages: the accuracy of requests answered in time, over the
+number of requests ("per_query") or of decisions ("per_batch"). Every decision has a reward r and a
+cost c (requests, or 1). The best ratio θ and the relative values h of states solve
 
     h(s) = max over actions of r − θ·c + E[h(next state)].
 
-The paper iterates values. But policies stop changing after a few improvements, and the exact
-evaluation of a policy is cheap. The sequence of outcomes (nothing arrived, or a first arrival in
-some cell) is a chain of one or two hundred outcomes, for any N and any number of variants. So we
-iterate policies (Howard), solve for θ and h directly, and stop by the span test: no action would
-improve any state by more than `SPAN`.
+The paper iterates values. This solver iterates policies (Howard), because policies stop changing
+after a few improvements, and the exact evaluation of a policy is cheap. The sequence of outcomes
+(nothing arrived, or a first arrival in some cell) is a chain of one or two hundred outcomes, for
+any N and any number of variants. θ and h are solved for directly. The iteration stops by the span
+test: no action would improve any state by more than `SPAN`.
 
 With several workers in turn, a worker's arrivals are regular. Then a chain may have two classes
-that it almost never leaves: in one the queue becomes empty, in the other a backlog is served
-exactly as fast as it comes (for example if batches of several sizes take equally long). No single θ
-solves that. Such problems are solved with a *restart*: after every decision the queue becomes empty
-with the probability `RESTART`, so that about `1 / RESTART` decisions count.
+that it almost never leaves. In one, the queue becomes empty. In the other, a backlog is served
+exactly as fast as it comes, for example if batches of several sizes take equally long. No single θ
+solves that. Such problems are solved with a *restart*: after every decision, the queue becomes
+empty with the probability `RESTART`. So about `1 / RESTART` decisions count.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from ray_slo.planning.ramsis.table import Table
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-SPAN = 1e-6  # percent points of accuracy, per decision
+SPAN = 1e-6  # tolerance in percentage points of accuracy, per decision
 RESTART = 1e-6
-_LARGEST = 1e8  # values of a chain whose classes it leaves now and then
-_ROUNDING, _COARSEST = 1e-14, 1e-4  # of values that are large beside `SPAN`, and at most
+_LARGEST = 1e8  # larger values mean that the chain almost never leaves a class
+_ROUNDING, _COARSEST = 1e-14, 1e-4  # relative tolerance for large values, and its upper bound
 _MAX_IMPROVEMENTS = 100
 
 
 def solve(problem: Problem) -> Table:
-    """The best policy of one worker at one load, with its predictions.
+    """Return the best policy of one worker at one load, with its predictions.
 
     Returns:
-        The table; `expected_accuracy` and `violation_rate` are those of RAMSIS §5.1.
+        The table. Its `expected_accuracy` and `violation_rate` are those of RAMSIS §5.1.
 
     Raises:
-        ArithmeticError: policies keep changing, also with restarts; never observed.
+        ArithmeticError: policies do not stop changing, even with restarts. This was never observed.
     """
     process = _Process(problem)
     full = None
@@ -67,10 +67,10 @@ def solve(problem: Problem) -> Table:
 
 
 def _solve(process: _Process, full: _Process | None) -> Table:
-    """The table of a process, from the best policy among those of full batches."""
+    """Return the table of a process. The search starts from the best policy of full batches."""
     policy = process.most_accurate()
     if full is not None:
-        # Full batches are solved quickly, and most decisions are full batches.
+        # Problems of full batches are solved quickly, and most decisions are full batches.
         start = _iterate(full, full.most_accurate())[0].variant
         policy.variant = np.where(policy.variant >= 0, start, policy.variant)
     policy, found, improvements, span = _iterate(process, policy)
@@ -78,7 +78,8 @@ def _solve(process: _Process, full: _Process | None) -> Table:
 
 
 def _iterate(process: _Process, policy: _Policy) -> tuple[_Policy, _Evaluation, int, float]:
-    """Policy iteration: the best policy, its evaluation, number of improvements, and the rest."""
+    """Iterate policies. Return the best policy, its evaluation, the number of improvements, and the
+    largest gain of a further one."""
     for improvements in range(1, _MAX_IMPROVEMENTS + 1):
         found = process.evaluate(policy)
         better, span = process.improve(policy, found)
@@ -96,15 +97,16 @@ class _Evaluation:
     ratio: float  # θ
     values: Floats  # (states,): h
     outcome_values: Floats  # (outcomes,)
-    occupancy: Floats  # (states,): share of decisions
-    excess: float  # requests beyond N, per decision
+    occupancy: Floats  # (states,): share of the decisions in each state
+    excess: float  # number of requests beyond N, per decision
 
 
 class _Process:
-    """Actions are numbered over the last axis: full batches per variant, then partial ones.
+    """The decision process. On the last axis, actions are full batches by variant, and then partial
+    batches.
 
     Attributes:
-        stays: probability that there is no restart after a decision: 1 without restarts.
+        stays: probability that there is no restart after a decision. It is 1 without restarts.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -123,8 +125,9 @@ class _Process:
         self.partial = self._partial(unable)
 
     def _partial(self, unable: NDArray[np.bool_]) -> Partial | None:
-        """Batches that leave requests in the queue: any (variable batching), or, if late requests
-        are dropped, the largest that fits and the drop of the most urgent."""
+        """Return the batches that leave requests in the queue. With variable batching, these are
+        all. If late requests are dropped, they are the largest batch in time, and the drop of the
+        most urgent request."""
         k, p = self.kernel, self.problem
         drop = p.late == "drop"
         if not drop and p.batching == "maximal":
@@ -147,7 +150,8 @@ class _Process:
         return np.asarray(met * accuracy * (size if self.per_query else 1))
 
     def most_accurate(self) -> _Policy:
-        """The most accurate variant that takes all queued in time; else the largest batch."""
+        """Return the policy with the most accurate variant that takes all queued requests in time.
+        If none does, it takes the largest batch."""
         k = self.kernel
         best = self.variants - 1 - np.argmax(self.full_allowed[:, :, ::-1], axis=2)
         policy = _Policy(
@@ -165,7 +169,7 @@ class _Process:
         return policy
 
     def sizes_and_variants(self, policy: _Policy) -> tuple[Ints, Ints]:
-        """Batch size and variant (−1: drop) of every (n, slot)."""
+        """Return the batch size and the variant (−1: drop) in every (n, slot)."""
         k = self.kernel
         size = np.repeat(np.arange(1, k.N + 1)[:, None], k.J, axis=1)
         variant = policy.variant.copy()
@@ -177,13 +181,14 @@ class _Process:
         return size, variant
 
     def outcome(self, policy: _Policy) -> tuple[Floats, Floats, Floats, Floats]:
-        """Per state: reward, cost, requests taken, accuracy · requests answered in time."""
+        """Return four arrays of shape (states,): reward, cost, requests taken, and the accuracy
+        times the requests answered in time."""
         k = self.kernel
         size, variant = self.sizes_and_variants(policy)
         latency = np.where(variant >= 0, k.latency[variant, size - 1], np.inf)
         met = latency <= k.slacks_s[None, :] + 1e-9
         worth = np.where(met, k.accuracy[variant], -self.penalty)
-        none, most = np.zeros(1), size[-1:, 0]  # the full state is late by definition (§4.2.3)
+        none, most = np.zeros(1), size[-1:, 0]  # a full queue is late by definition (§4.2.3)
         taken = np.concatenate([none, size.ravel(), most])
         in_time = np.concatenate([none, (size * met).ravel(), none])
         right = np.concatenate([none, (size * met * k.accuracy[variant]).ravel(), none])
@@ -193,8 +198,8 @@ class _Process:
         return reward, cost, in_time, right
 
     def evaluate(self, policy: _Policy) -> _Evaluation:
-        """θ, h and occupancy by solving for them on the chain of *nodes*: outcomes of full
-        batches, and the states that partial batches lead to."""
+        """Solve for θ, h and the occupancy on the chain of *nodes*: the outcomes of full batches,
+        and the states that partial batches lead to."""
         k = self.kernel
         reward, cost, _, _ = self.outcome(policy)
         rows = k.outcomes_of(policy.variant)
@@ -233,7 +238,7 @@ class _Process:
         )
 
     def improve(self, policy: _Policy, found: _Evaluation) -> tuple[_Policy, float]:
-        """The policy that is greedy for the values found, and by how much it improves at most."""
+        """Return the greedy policy for these values, and its largest improvement of a state."""
         k = self.kernel
         loss = found.ratio + self.penalty if self.per_query else 0.0
         q = k.expect(self.stays * found.outcome_values)
@@ -243,7 +248,7 @@ class _Process:
         q[~self.full_allowed] = -np.inf
         new = policy.copy()
         current = found.values[1 : k.full].reshape(k.N, k.J)
-        best = current + SPAN / 2  # an action is kept unless another is better
+        best = current + SPAN / 2  # an action is kept unless another one is clearly better
         found_better = np.argmax(q, axis=2)
         value = np.take_along_axis(q, found_better[..., None], axis=2)[..., 0]
         better = value > best
@@ -278,7 +283,7 @@ class _Process:
         answered = float(found.occupancy @ in_time)
         total = float(found.occupancy @ taken) + found.excess
         mean = float(found.occupancy @ right) / answered if answered > 0 else 0.0
-        if answered > 0:  # a weighted mean, but for the rounding of floating-point numbers
+        if answered > 0:  # clip, because rounding may leave the range of a weighted mean
             mean = min(max(mean, float(k.accuracy.min())), float(k.accuracy.max()))
         return Table(
             names=tuple(name for name, _, _ in k.variants),
@@ -299,7 +304,8 @@ class _Process:
 
 @dataclass
 class _Policy:
-    """Per (n − 1, slot): the variant that takes all n, or −1 and an action of `Partial`."""
+    """A policy: the variant that takes all n requests in (n − 1, slot), or −1 and an action of
+    `Partial`."""
 
     variant: Ints
     group: Ints
@@ -309,7 +315,7 @@ class _Policy:
         return _Policy(self.variant.copy(), self.group.copy(), self.index.copy())
 
     def partial_actions(self) -> list[tuple[int, int, Ints]]:
-        """(group, index in the group, slots of the group's n)."""
+        """Return the partial actions: (group, index in the group, slots of the group's n)."""
         found = []
         for n in range(self.variant.shape[0]):
             slots = np.flatnonzero(self.variant[n] < 0)
@@ -323,13 +329,17 @@ class _Policy:
 def _average(
     chain: Floats, reward: Floats, cost: Floats, reference: int
 ) -> tuple[float, Floats, Floats]:
-    """θ, relative values (0 at `reference`) and stationary distribution of a chain with one
-    recurrent class: one factorisation serves both systems. Rows of `chain` may sum to less than 1:
-    the rest leads to `reference`. Raises ArithmeticError where there are more classes.
+    """Return θ, the relative values (0 at `reference`) and the stationary distribution of a chain
+    with one recurrent class. If a row of `chain` sums to less than 1, the rest leads to
+    `reference`.
 
-    h = r − θ·c + P·h with h[reference] = 0 is linear in θ and the other h; transposed, the same
-    matrix with c in the place of column `reference` gives the distribution scaled to μ·c = 1.
-    States that nothing leads to only have a value, which follows from the others'.
+    h = r − θ·c + P·h with h[reference] = 0 is linear in θ and the other h. Its matrix has c as the
+    column `reference`. The transposed matrix gives the distribution, scaled to μ·c = 1. So one
+    factorisation serves both. States that no state leads to have only a value, which follows from
+    those of the others.
+
+    Raises:
+        ArithmeticError: the chain has several recurrent classes.
     """
     reached = chain.max(axis=0) > NEVER
     reached[reference] = True

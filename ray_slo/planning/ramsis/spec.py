@@ -1,4 +1,4 @@
-"""What `ray-slo solve` reads: a problem and its loads as one document (YAML).
+"""The document (YAML) that `ray-slo solve` reads: a problem and its loads.
 
 latency_slo_ms: 150
 num_workers: 60
@@ -65,7 +65,7 @@ class SolveSpec(Frozen):
     pareto: bool = True
 
     def problem(self, base: str | Path = ".", rate: float = 1.0) -> Problem:
-        """The problem at a rate; files are relative to `base`."""
+        """Return the problem at a rate. Files are relative to `base`."""
         own = {"latency_slo_ms", "variants", "loads", "arrivals"}
         options: dict[str, Any] = {
             name: getattr(self, name) for name in type(self).model_fields if name not in own
@@ -92,5 +92,5 @@ class SolveSpec(Frozen):
         )
 
     def load_arguments(self) -> dict[str, Any]:
-        """Arguments of `solve_set` in addition to the problem."""
+        """Return the arguments of `solve_set` other than the problem."""
         return self.loads.model_dump()

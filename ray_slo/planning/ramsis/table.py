@@ -1,8 +1,8 @@
-"""Solved policies: `Table` (one load), `PolicySet` (many), and their file.
+"""Solved policies: `Table` (one load), `PolicySet` (several loads), and their file.
 
-The file is one compressed `.npz`: arrays stacked over tables, and a JSON header with the format's
-version, the options and the hash of the profiles that the tables were solved for. A set of 20
-tables takes some tens of kilobytes.
+The file is one compressed `.npz`. It has arrays stacked over the tables, and a JSON header. The
+header has the version of the format, the options, and the hash of the profiles. A file of 20 tables
+has some tens of kilobytes.
 """
 
 from __future__ import annotations
@@ -22,29 +22,31 @@ from numpy.typing import NDArray
 from ray_slo.core.documents import load_arrays
 
 FORMAT = "ray-slo/ramsis-tables/1"
-DROP = ""  # the variant that `lookup` names where requests are to be dropped
+DROP = ""  # `lookup` returns this variant if requests are to be dropped
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Which variant takes how many, by queue length and slack (RAMSIS §4).
+    """The decisions for one load: which variant takes how many requests, by queue length and slack
+    (RAMSIS §4).
 
     Attributes:
-        names, accuracies: variants that decisions choose from; accuracy in percent.
-        slacks_s: (J,) ascending; slot j stands for slacks from slacks_s[j] to the next, slot 0
-            also for what is already late.
-        variant: (N, J) index into `names` for n = 1 … N queued requests; −1: drop.
-        batch: (N, J) how many of them, most urgent first.
-        occupancy: (2 + N·J,) share of decisions in the empty state, in each (n, slot), and in the
-            full-queue state.
-        expected_accuracy: percent, over requests answered in time; what is to be expected of the
-            slack's lower bound, so actual accuracy is (slightly) above it (§5.1).
-        violation_rate: upper bound of the share of requests not answered in time (§5.1): all of a
-            batch count as late if its most urgent request may be.
-        rate: requests per second, whole pool.
-        profile_hash: of the variants' names, accuracies and profiles.
-        options: of the `Problem`, but for variants and rate.
-        improvements, span: of policy iteration: how many, and what another would improve.
+        names, accuracies: variants that decisions choose from, and their accuracies in percent.
+        slacks_s: lower bounds of the slots of slack, in seconds, ascending, shape (J,). Slot 0 also
+            has late requests.
+        variant: index into `names` for n = 1 … N queued requests, shape (N, J). −1: drop.
+        batch: number of requests to take, the most urgent first, shape (N, J).
+        occupancy: share of decisions in the empty state, in each (n, slot), and in the full-queue
+            state, shape (2 + N·J,).
+        expected_accuracy: expected mean accuracy over requests answered in time, in percent. It is
+            for the slack's lower bounds, so the actual accuracy is slightly higher (§5.1).
+        violation_rate: upper bound of the share of requests not answered in time (§5.1). All
+            requests of a batch count as late if its most urgent one may be.
+        rate: requests per second at the whole pool.
+        profile_hash: digest of the variants' names, accuracies and profiles.
+        options: options of the `Problem`: all fields but variants and rate.
+        improvements, span: number of improvements of the policy iteration, and the largest gain of
+            a further one.
     """
 
     names: tuple[str, ...]
@@ -75,17 +77,19 @@ class Table:
 
     @property
     def max_queue(self) -> int:
-        """N: the longest queue that is told apart."""
+        """N, the longest queue that decisions distinguish."""
         return int(self.variant.shape[0])
 
     @property
     def satisfied_accuracy_bound(self) -> float:
-        """Lower bound of accuracy per *arrived* request, percent: late ones count zero (§5.1)."""
+        """Lower bound of the accuracy per *arrived* request, in percent. Late requests count zero
+        (§5.1)."""
         return self.expected_accuracy * (1 - self.violation_rate)
 
     @property
     def variant_mix(self) -> dict[str, float]:
-        """Expected share of requests by variant (`DROP` for those dropped), shares above 1e-6."""
+        """Return the expected share of requests by variant, without shares below 1e-6. The share of
+        `DROP` is dropped."""
         of_state = self.occupancy[1:-1].reshape(self.variant.shape) * self.batch
         of_state[-1, 0] += self.occupancy[-1] * self.batch[-1, 0]
         weights = np.bincount(self.variant.ravel() + 1, of_state.ravel(), len(self.names) + 1)
@@ -93,14 +97,16 @@ class Table:
         return {n: float(w) for n, w in zip((DROP, *self.names), shares, strict=True) if w > 1e-6}
 
     def lookup(self, n: int, slack_s: float) -> tuple[str, int]:
-        """What to run when n ≥ 1 requests are queued and the most urgent one has this slack.
+        """Return the decision for n ≥ 1 queued requests, of which the most urgent one has this
+        slack.
 
         Returns:
-            (variant, how many, most urgent first). More than N requests are the full-queue state:
-            N are taken as if late (§4.2.3). Slack below the smallest slot is slot 0, above the
-            SLO the last one. A variant of "" (`DROP`; only with late="drop"): drop that many.
+            The variant, and the number of requests to take, the most urgent first. If the variant
+            is "" (`DROP`, only with late="drop"), this number is dropped. More than N requests are
+            the full-queue state: N are taken as if late (§4.2.3). Slacks outside the range count as
+            the nearest slot.
 
-        The cost does not depend on n or on the load: a bisection over the J slots.
+        The time does not depend on n or on the load: it is a bisection over the J slots.
         """
         queues, slots = self._fast
         if n > len(queues):
@@ -109,7 +115,7 @@ class Table:
 
     @cached_property
     def _fast(self) -> tuple[list[list[tuple[str, int]]], list[float]]:
-        # Lists: reading one entry of an array costs ten times as much.
+        # Use lists, because reading one entry of an array takes ten times as long.
         names = [*self.names, DROP]
         queues = [
             [(names[v], b) for v, b in zip(variants, sizes, strict=True)]
@@ -118,15 +124,15 @@ class Table:
         return queues, self.slacks_s.tolist()
 
     def save(self, path: str | Path) -> None:
-        """Write as a set of one."""
+        """Write the table as a set of one table."""
         PolicySet((self,)).save(path)
 
     @classmethod
     def load(cls, path: str | Path, expected_profile_hash: str | None = None) -> Table:
-        """Read what `save` wrote.
+        """Read a file that `save` wrote.
 
         Raises:
-            ValueError: see `PolicySet.load`; or a file of several tables.
+            ValueError: as in `PolicySet.load`, or the file has several tables.
         """
         tables = PolicySet.load(path, expected_profile_hash).tables
         if len(tables) != 1:
@@ -136,10 +142,10 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class PolicySet:
-    """Tables for one set of profiles and options, by ascending rate.
+    """Tables for the same profiles and options, in order of ascending rate.
 
     Raises:
-        ValueError: no table, two of the same rate, or tables of different problems.
+        ValueError: there is no table, or two have the same rate, or they are of different problems.
     """
 
     tables: tuple[Table, ...]
@@ -159,7 +165,7 @@ class PolicySet:
 
     @property
     def rates(self) -> tuple[float, ...]:
-        """Requests per second that there is a table for, ascending."""
+        """Rates of the tables in requests per second, ascending."""
         return self._rates
 
     @property
@@ -179,7 +185,8 @@ class PolicySet:
         return self.tables[0].num_workers
 
     def covering(self, rate: float) -> Table:
-        """The lowest table that covers `rate` (§3.2.2); the highest where none does."""
+        """Return the table of the lowest rate that covers `rate` (§3.2.2). If none does, return the
+        table of the highest rate."""
         at = bisect_right(self._rates, rate * (1 - 1e-9))
         return self.tables[min(at, len(self.tables) - 1)]
 
@@ -193,7 +200,7 @@ class PolicySet:
         return len(self.tables)
 
     def save(self, path: str | Path) -> None:
-        """Write to `path` as it is named (`.npz` by custom)."""
+        """Write the tables to `path`. The usual ending is `.npz`; it is not added."""
         first = self.tables[0]
         header = {
             "format": FORMAT,
@@ -225,14 +232,14 @@ class PolicySet:
 
     @classmethod
     def load(cls, path: str | Path, expected_profile_hash: str | None = None) -> PolicySet:
-        """Read what `save` wrote.
+        """Read a file that `save` wrote.
 
         Args:
-            expected_profile_hash: `profile_hash(variants)` of what is to be served.
+            expected_profile_hash: `profile_hash(variants)` of the variants that will be served.
 
         Raises:
-            FileNotFoundError: no such file.
-            ValueError: no file of tables, one of another version, or solved for other profiles.
+            FileNotFoundError: there is no such file.
+            ValueError: the file has no tables, is of another version, or is for other profiles.
         """
         try:
             arrays = load_arrays(path, "a file of RAMSIS tables", "header")

@@ -51,7 +51,7 @@ def application(
             policy, groups, ….
 
     Raises:
-        ValueError: an option cannot work; with the field, the value and the choices.
+        ValueError: an option cannot work. The message has the field, the value and the choices.
     """
     said: Any = pipelines
     if isinstance(pipelines, Mapping):

@@ -1,4 +1,4 @@
-"""`build_app`: from a config to a Serve application, a frontend (the ingress) and one worker
+"""`build_app` makes a Serve application from a config: a frontend (the ingress), and one worker
 deployment per kind of worker."""
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ logger = logging.getLogger(__name__)
 
 # A worker accepts every call: the scheduler never sends more than it can take.
 _UNBOUNDED = 100_000
-# Serve's own default is 20 (at most 3 per replica). Our refusals at start are final.
+# Serve's own default is 20 (at most 3 per replica). If our code refuses to start, trying again does
+# not help.
 _CONSTRUCTOR_RETRIES = 3
 _PROCESS = uuid.uuid4().hex
 
@@ -56,7 +57,7 @@ def build_app(args: dict[str, Any]) -> Application:
 
 
 def build_app_from_spec(spec: AppSpec) -> Application:
-    """Frontend and workers as Serve deployments.
+    """Return the Serve application with its frontend and workers.
 
     The same process may deploy an application again with changes only in `num_replicas`,
     `num_frontends`, `user_config` or the budget of the planner `kairos` (any of its `kwargs`). Then
@@ -209,7 +210,8 @@ def _tunable(spec: AppSpec) -> dict[str, Any]:
 
 
 def _fingerprint(spec: AppSpec) -> str:
-    """Equal for equal applications of this process, as long as their modules are not edited."""
+    """Return a text that is equal for equal applications of this process, as long as their modules
+    are not edited."""
     models = {n: {**m.__dict__, "user_config": None} for n, m in spec.models.items()}
     workers = {kind: (w.ray_actor_options, w.serve_options) for kind, w in spec.workers.items()}
     policies = [spec.policy, *(spec.policy_of(name) for name in spec.groups)]
@@ -235,8 +237,8 @@ def _fingerprint(spec: AppSpec) -> str:
 
 
 def _pieces(value: Any) -> Iterator[bytes]:
-    """A value piece by piece. A pickle of the whole would depend on which equal texts are the same
-    object."""
+    """Yield a value in pickled pieces. A pickle of the whole would depend on which equal texts are
+    the same object."""
     if isinstance(value, BaseModel):
         yield type(value).__name__.encode()
         value = value.__dict__

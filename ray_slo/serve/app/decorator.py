@@ -175,7 +175,7 @@ def deployment(
     are documented there.
 
     Raises:
-        ValueError: an option that cannot work, with the field, the value and the choices.
+        ValueError: an option cannot work. The message has the field, the value and the choices.
     """
     given = {k: v for k, v in locals().items() if k not in ("_user_class", "serve_options")}
     options = {**given, **serve_options}

@@ -125,7 +125,7 @@ class Pipeline:
         options: further fields of `ray_slo.serve.config.app.AppConfig`, e.g. num_frontends=2.
 
     Raises:
-        ValueError: an option cannot work; with the field, the value and the choices.
+        ValueError: an option cannot work. The message has the field, the value and the choices.
     """
 
     def __init__(

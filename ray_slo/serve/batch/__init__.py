@@ -1,1 +1,1 @@
-"""`@ray_slo.batch`: deadlines inside one replica."""
+"""`@ray_slo.batch`: batches by deadline inside one replica."""

@@ -3,16 +3,16 @@
 The policy is `deferred`, as in the scheduler. It runs on the caller's event loop, with a cluster of
 one worker: the decorated method. The latency profile is learned while it runs.
 
-Starting from nothing
-    The prior is ℓ(b) = SLO / 50 · (4 + b). This is the shape of a typical network, with a fixed
-    cost of four items. One item takes a tenth of the SLO. The first batch scales the prior. Then
-    larger batches are assumed to save no time, until a second size is measured
+The start without a profile
+    The first assumption is ℓ(b) = SLO / 50 · (4 + b). This is the shape of a typical network, with
+    a fixed cost of four items. One item takes a tenth of the SLO. The first batch scales this
+    profile. Until a second size is measured, larger batches are assumed to save no time
     (`ray_slo.core.profiles`). A batch has at most four times the largest measured size (8 at
     first).
-Getting out of a wrong belief
-    If the method seems too slow for a request although it is idle, and there is little evidence or
-    none from the last seconds, the profile is doubted (`Belief.doubt`) and the request is tried. So
-    later requests are not refused because of one cold start.
+Correction of a wrong profile
+    The method may seem too slow for a request although it is idle. If there were only few batches,
+    or none in the last seconds, the profile is doubted (`Belief.doubt`), and the request is tried.
+    So one cold start does not cause the refusal of all later requests.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ _HARDWARE = "here"
 _GUESS_SIZES = 1024  # size of the guessed profile; `set_max_batch_size` may be as large
 _FIRST_CAP = 8
 _GROWTH = 4
-_LITTLE_EVIDENCE = 3  # batches
-_DOUBT_AFTER_S = 10.0  # seconds without a batch
+_LITTLE_EVIDENCE = 3  # a profile of at most this many batches may be doubted
+_DOUBT_AFTER_S = 10.0  # a profile may be doubted after this many seconds without a batch
 _ANNOUNCE_PERIOD_S = 0.25
 
 
@@ -69,7 +69,7 @@ class Settings:
     max_concurrent_batches: int
     objective: str
     profile: LatencyProfile | None
-    margin: float  # share of a request's budget
+    margin: float  # safety margin, as a share of a request's budget
 
     def prior(self) -> LatencyProfile:
         if self.profile is not None:
@@ -91,8 +91,8 @@ class Call:
     future: asyncio.Future[Any]
     context: Any  # Serve's request context
     trace: Any  # OpenTelemetry's context, if Serve's tracing is on
-    tried: bool = False  # run although its profile predicts that it is late
-    ended: bool = False  # of a stream: this caller gets no further values
+    tried: bool = False  # it runs although the profile predicts that it will be late
+    ended: bool = False  # in a stream: this caller gets no more values
 
     @property
     def group(self) -> Any:
@@ -118,19 +118,19 @@ class Batcher:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self.belief = belief or Belief(settings.prior())
-        self._num_measured = 0  # batches
+        self._num_measured = 0  # number of measured batches
         self._fastest_s = math.inf
         self._ended_at = -math.inf
         self._announced_at = -math.inf
         self._ids = itertools.count()
         self._waiting: dict[int, Call] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._running = 0  # batches
-        self._exploring = 0  # those that were larger than any measured one at their start
+        self._running = 0  # number of running batches
+        self._exploring = 0  # number of those that are larger than any batch measured before
         self._held: dict[Call, asyncio.TimerHandle] = {}
         self._slots: dict[str, asyncio.Lock] = {}
         self._pool: ThreadPoolExecutor | None = None
-        # Timers fire late. A flat profile leaves no slack for that after the frontrun time.
+        # Timers fire late. With a flat profile, there is no slack for this after frontrun.
         jitter_ms = 1e3 * settings.margin * settings.latency_slo_s
         self._host = PolicyHost(
             make_policy("deferred", {"objective": settings.objective, "jitter_ms": jitter_ms}),
@@ -139,7 +139,7 @@ class Batcher:
             on_drop=self._refuse,
             on_error=self._fail,
             clock=time.monotonic,
-            # If the method blocked the event loop, calls wait behind it: let them in.
+            # If the method blocked the event loop, calls wait there. Take them first.
             settle_turns=3,
             context=without_request(),
         )
@@ -150,7 +150,11 @@ class Batcher:
     def submit(
         self, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any], slo_s: float | None
     ) -> Call:
-        """Raises Expired if the deadline of the Serve request that makes the call has passed."""
+        """Add a call to the queue.
+
+        Raises:
+            Expired: the deadline of the Serve request that makes the call has passed.
+        """
         now = time.monotonic()
         if slo_s is None:
             slo_s = deadline_for(self._settings.latency_slo_s) - now
@@ -177,7 +181,7 @@ class Batcher:
         return call
 
     def leave(self, call: Call) -> None:
-        """Remove a caller that is gone, or has all its values."""
+        """Remove a caller that has left, or that has all its values."""
         call.ended = True
         if self._waiting.pop(call.request.id, None) is not None:
             self._host.cancel(call.request)
@@ -194,7 +198,7 @@ class Batcher:
     # -- the policy's input --------------------------------------------------------------
 
     def _cluster(self) -> Cluster:
-        """The cluster for the policy now."""
+        """Return the present cluster for the policy."""
         settings, learned = self._settings, self.belief.tell()
         cap = min(settings.max_batch_size, learned.max_batch_size)
         if settings.profile is None:
@@ -205,7 +209,7 @@ class Batcher:
         return Cluster.uniform([model], settings.max_concurrent_batches, _HARDWARE)
 
     def _announce(self, force: bool = False) -> None:
-        """Tell the policy a changed profile, if the change matters, and not too often."""
+        """Give the policy a changed profile if the change matters, but not too often."""
         now = time.monotonic()
         early = self.belief.samples <= 32
         due = early or now - self._announced_at >= _ANNOUNCE_PERIOD_S
@@ -220,7 +224,7 @@ class Batcher:
         exploring = len(calls) > self.belief.profile.measured_to
         task = self._loop.create_task(self._run(dispatch, calls, exploring))
         self._running += 1
-        self._exploring += exploring  # now, because drops may follow in the same decision
+        self._exploring += exploring  # count it now: drops in the same decision depend on it
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -232,7 +236,7 @@ class Batcher:
             if drop.reason is DropReason.WOULD_MISS and self._worth_a_try(call):
                 self._try(call)
             elif drop.reason is not DropReason.EXPIRED and self._exploring:
-                # The refusal is based on an assumed latency; the running batch will measure one.
+                # The refusal is based on an assumed latency. The running batch will measure it.
                 left_s = request.deadline - time.monotonic()
                 self._held[call] = self._loop.call_later(left_s, self._give_up, call, drop)
             else:
@@ -278,8 +282,8 @@ class Batcher:
             return False
         if self._num_measured < _LITTLE_EVIDENCE:
             return True
-        # Old evidence: try, unless this request has less time than most and no batch was
-        # ever that fast.
+        # The profile is old, so try. But do not try if this request has less time than most, and no
+        # batch was ever so fast.
         ordinary = call.latency_slo_s >= self._settings.latency_slo_s
         old = now - self._ended_at >= _DOUBT_AFTER_S
         return old and (ordinary or left_s >= self._fastest_s)
@@ -324,7 +328,7 @@ class Batcher:
                     self._host.submit(call.request)
 
     async def _run_group(self, calls: list[Call]) -> bool:
-        """Call the method once and answer the callers; False if it failed."""
+        """Call the method once, and answer the callers. Return False if it failed."""
         args = [list(column) for column in zip(*(c.args for c in calls), strict=True)]
         kwargs = {name: [c.kwargs[name] for c in calls] for name in calls[0].kwargs}
         if calls[0].instance is not None:

@@ -32,8 +32,8 @@ class _State:
 
 
 class _Batched:
-    """A decorated function with its settings. It pickles without its state, which is made on
-    use."""
+    """A decorated function with its settings. It is pickled without its state, which is made when
+    it is used."""
 
     def __init__(self, func: Callable[..., Any], settings: Settings) -> None:
         self.func = func
@@ -57,7 +57,7 @@ class _Batched:
         self._reset()
 
     def _reset(self) -> None:
-        # Here, because replicas unpickle the driver's decorated function.
+        # Not only in `__init__`, because replicas unpickle the driver's decorated function.
         context.install(note_headers)
         self._states: dict[int, _State] = {}
         self._lock = threading.RLock()  # instances may be on event loops of several threads
@@ -120,7 +120,8 @@ class _Batched:
         try:
             return weakref.ref(instance, lambda _: forget(key))
         except TypeError:
-            return instance  # None, or __slots__ without __weakref__: kept as long as this object
+            # None, or an object with __slots__ without __weakref__. It is kept as long as self.
+            return instance
 
     def _forget(self, key: int) -> None:
         with self._lock:
@@ -242,7 +243,7 @@ def batch(
         )
         raise ConfigError(f"@ray_slo.batch takes no {names}: {why}")
     if callable(latency_slo_ms):
-        raise ConfigError("@ray_slo.batch needs to know how fast: @ray_slo.batch(latency_slo_ms=…)")
+        raise ConfigError("@ray_slo.batch needs an SLO: @ray_slo.batch(latency_slo_ms=…)")
     slo_ms = _positive_ms(latency_slo_ms, ConfigError)
     if margin_ms is None:
         margin_ms = 0.05 * slo_ms

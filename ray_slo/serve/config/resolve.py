@@ -162,7 +162,7 @@ def _policy(
     planned_by = None if planner is None else planner_class(planner.name)
     if config.all_pipelines and planner is None and name == _PIPELINE:
         raise ValueError(
-            "policy: 'pipeline' routes as a planner says, and there is none; choose another "
+            "policy: 'pipeline' needs the routes of a planner, and there is none; choose another "
             "policy, or the planner 'loki'"
         )
     if not config.all_pipelines and name == _PIPELINE:
@@ -322,7 +322,7 @@ def _check_whole(field: str, groups: Sequence[str]) -> None:
     """Refuse a pipeline whose tasks are in several groups."""
     if len(groups) > 1:
         raise ValueError(
-            f"{field}: its tasks are in the groups {', '.join(groups)}; a group's scheduler knows "
-            "how long its own workers take, and cannot leave the others time; list the models of "
-            "all its tasks in one group"
+            f"{field}: its tasks are in the groups {', '.join(groups)}; a group's scheduler does "
+            "not know the latencies of other groups' workers, and cannot leave time for them; "
+            "list the models of all tasks in one group"
         )

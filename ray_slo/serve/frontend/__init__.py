@@ -1,1 +1,1 @@
-"""In frontend replicas: a request from its arrival to its answer."""
+"""Code of frontend replicas: a request from its arrival to its answer."""

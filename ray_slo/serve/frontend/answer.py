@@ -99,7 +99,7 @@ class Answer:
 def answer_of(
     result: Any, task: str, variant: VariantRef, visit: Visit, latency_s: float, slo_s: float
 ) -> Answer:
-    """The answer of a request at one task, or at a single model."""
+    """Return the answer of a request at one task, or at a single model."""
     return Answer(
         result=result,
         model=task,
@@ -116,11 +116,12 @@ def answer_of(
 def path_accuracy(
     tree: Tree, own: Mapping[str, float | None], path: tuple[str, ...]
 ) -> float | None:
-    """End-to-end accuracy, percent, of a path of variants from the root to the last task that a
-    request reached. None if it was not measured and a variant's own accuracy is unknown.
+    """Return the end-to-end accuracy of a path of variants, in percent. The path is from the root
+    to the last task that a request reached. None if the path was not measured and a variant's own
+    accuracy is unknown.
 
     Args:
-        own: accuracies of variants, percent.
+        own: accuracies of variants, in percent.
     """
     if (measured := tree.path_accuracies.get(path)) is not None:
         return measured
@@ -135,11 +136,12 @@ def joined_answer(
     latency_ms: float,
     latency_slo_ms: float,
 ) -> Answer:
-    """The answer of a pipeline.
+    """Return the answer of a pipeline.
 
     Args:
-        model: the pipeline's name.
-        accuracy: accuracy of a path of variants from the root, percent, if known.
+        model: name of the pipeline.
+        accuracy: function that returns the accuracy of a path of variants from the root, in
+            percent, if it is known.
     """
     last: dict[str, Visit] = {}  # by task
     for node in root.walk():
@@ -182,8 +184,8 @@ def _plain(value: Any) -> Any:
 
 
 def to_json(value: Any) -> bytes:
-    """JSON. NumPy arrays and scalars become lists and numbers; NaN and infinities, which JSON does
-    not have, become null.
+    """Return a value as JSON. NumPy arrays and scalars become lists and numbers. NaN and infinities
+    become null, because JSON does not have them.
 
     Raises:
         TypeError: the result contains a value of another type.

@@ -80,7 +80,7 @@ class Frontend:
             self._channel,
             self._workers,
             self._metrics,
-            clock=time.monotonic,  # uvloop's loop.time() has milliseconds only
+            clock=time.monotonic,  # uvloop's loop.time() has a resolution of only 1 ms
             spawn=self._spawn,
             shortfall=self._shortfall,
             start_s=self._start_s,
@@ -95,8 +95,8 @@ class Frontend:
         self._spawn(self._refresh())
 
     def _links(self, app_key: str, client: str) -> tuple[Channel, FrontendLink | None]:
-        """Connections to the scheduler (or those of all groups), and to the planner if there is
-        one."""
+        """Return the connection to the scheduler or to those of all groups, and the connection to
+        the planner if there is one."""
 
         def heard(messages: Any) -> None:
             self._ledger.heard(messages)
@@ -132,14 +132,14 @@ class Frontend:
             item: what the model's `preprocess` takes (or its batch method, item by item); an HTTP
                 request when called by Serve's proxy.
             model: model or pipeline; needed if the application serves several.
-            latency_slo_ms: this call's own SLO, milliseconds from now.
-            slo_class: one of the model's `slo_classes`; its SLO is used if the call has none of its
-                own.
-            response_metadata: return an `Answer` instead of the bare result.
+            latency_slo_ms: SLO of this call, in milliseconds from now.
+            slo_class: one of the model's `slo_classes`. Its SLO is used if `latency_slo_ms` is not
+                given.
+            response_metadata: return an `Answer` instead of only the result.
 
         Raises:
             RefusedEarly, Expired, WorkerLost, UnknownModel, BadInput: see `ray_slo.errors`.
-            Exception: whatever the user's method raised for this request's batch.
+            Exception: the error that the user's method raised for this request's batch.
         """
         arrival = time.monotonic()
         if isinstance(item, HttpRequest):
@@ -154,8 +154,8 @@ class Frontend:
 
     async def _http(self, request: HttpRequest, arrival: float) -> Response:
         try:
-            # This answer has no capacity for our door. So the door does not know the page's path,
-            # and admits requests to it, also under overload.
+            # This answer has no capacity header for the door. So the door does not know the page's
+            # path, and admits requests to it, also in overload.
             if self._page is not None and (
                 page := await self._page.answer(request, _path(request))
             ):
@@ -166,7 +166,7 @@ class Frontend:
         except Exception as error:
             logger.exception("request failed")
             response = JSONResponse(error_body(error, self._spec.error_details), status_code=500)
-        if WHOLE_HEADER in request.headers:  # to our own door in Serve's proxy
+        if WHOLE_HEADER in request.headers:  # the answer goes through the door in Serve's proxy
             response.headers[CAPACITY_HEADER] = self._intake.capacity_said(
                 _path(request), request.headers.get(CLASS_HEADER)
             )
@@ -200,7 +200,7 @@ class Frontend:
             return _response(await self._service.answer(asked, item))
 
     async def Infer(self, request: Any, grpc_context: Any) -> Any:  # noqa: N802
-        """Entry point for gRPC (`protos/inference.proto`); errors are set in `grpc_context`."""
+        """Answer a gRPC call (`protos/inference.proto`). Errors are set in `grpc_context`."""
         arrival, intake = time.monotonic(), self._intake
         metadata = grpc_context.invocation_metadata()
         headers = dict(metadata)
@@ -219,7 +219,7 @@ class Frontend:
             grpc.fail(grpc_context, error, self._spec.error_details)
             return InferReply()
         finally:
-            if ATTEMPT_HEADER in headers:  # to our own door in Serve's proxy
+            if ATTEMPT_HEADER in headers:  # the answer goes through the door in Serve's proxy
                 capacity = (
                     CAPACITY_HEADER,
                     intake.capacity_said(request.model, headers.get(CLASS_HEADER)),
@@ -229,11 +229,15 @@ class Frontend:
                 grpc_context.set_trailing_metadata(told)
 
     async def Describe(self, request: Any) -> Any:  # noqa: N802
-        """The description that GET returns over HTTP."""
+        """Return the description that GET returns over HTTP."""
         return DescribeReply(json=json.dumps(self._intake.describe()))
 
     async def _check_ready(self, asked: Asked) -> None:
-        """Raises NotReady, with the reason, while no worker can serve the request."""
+        """Check that a worker can serve the request now.
+
+        Raises:
+            NotReady: none can. The message has the reason.
+        """
         refusal = await self._workers.refusal(asked.model, asked.slo_s)
         if refusal is not None:
             self._metrics.unanswered(asked.stream, "refused", refusal.reason)
@@ -247,7 +251,8 @@ class Frontend:
         return None if self._plan is None else self._plan.start_s
 
     def _expected(self) -> dict[str, Expected]:
-        """Predictions for clients' requests: of the current plan, or else of the policy."""
+        """Return the predictions for clients' requests. They come from the current plan, otherwise
+        from the policy."""
         asked = self._spec.trees
         planned = dict(self._plan.expected) if self._plan is not None else {}
         if "" in planned:
@@ -258,15 +263,15 @@ class Frontend:
     # -- what Serve, workers and operators call --------------------------------------------
 
     def check_health(self) -> None:
-        """Serve's hook: user code that never ends makes the replica unhealthy.
+        """Check whether user code hangs. Serve calls this.
 
         Raises:
-            RuntimeError: Serve then replaces the replica.
+            RuntimeError: it does. Serve then replaces the replica.
         """
         self._hooks.check()
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
-        """Serve's hook: `{"planner": {…}}` changes arguments of the planner while it runs.
+        """Change arguments of the planner while it runs: `{"planner": {…}}`. Serve calls this.
 
         Raises:
             ConfigError: another key, or arguments that the planner does not take.
@@ -297,18 +302,19 @@ class Frontend:
     async def slo_move(self, model: str, group: str) -> None:
         """Serve a model in another group from now on, without a failed request.
 
-        Returns when the move is decided; `slo_status()["plan"]["state"]` is "settled" when it is
-        done.
+        This returns when the move is decided. When it is done, `slo_status()["plan"]["state"]` is
+        "settled".
 
         Raises:
-            ConfigError, UnknownModel: no groups, no such group, no such model.
+            ConfigError: there are no groups, or there is no such group.
+            UnknownModel: there is no such model.
         """
         if self._plan is None:
             raise ConfigError(_NO_GROUPS)
         await self._plan.move(model, group)
 
     async def slo_replan(self) -> None:
-        """Plan the groups or the pipeline now; returns when that is done.
+        """Plan the groups or the pipeline now. Return when this is done.
 
         Raises:
             ConfigError: there is no planner.
@@ -318,11 +324,12 @@ class Frontend:
         await self._plan.replan()
 
     async def slo_seen(self) -> Seen:
-        """Counts of this frontend, for the frontend that makes a status."""
+        """Return the counts of this frontend. Another frontend asks for them to make a status."""
         return self._metrics.seen_lately(len(self._ledger))
 
     async def _all_seen(self) -> list[Seen]:
-        """Counts of every frontend; of this one only, if not all answer."""
+        """Return the counts of all frontends. If one does not answer, return only those of this
+        frontend."""
         if self._spec.num_frontends > 1:
             try:
                 return await asked_all(*self._names, "slo_seen", _PEERS_S)
@@ -331,7 +338,7 @@ class Frontend:
         return [await self.slo_seen()]
 
     async def slo_status(self) -> dict[str, Any]:
-        """The status for `ray-slo status` and `ray-slo top`."""
+        """Return the status for `ray-slo status` and `ray-slo top`."""
         return {
             **self._intake.describe(),
             "mode": mode(),
@@ -373,7 +380,7 @@ def _path(request: HttpRequest) -> str:
 
 
 def _response(answer: Answer) -> Response:
-    """An answer over HTTP.
+    """Return an answer as an HTTP response.
 
     Raises:
         TypeError, ValueError: the result is not JSON.

@@ -20,7 +20,7 @@ _REFUSALS = (ValueError, TypeError, LookupError, ArithmeticError)  # exceptions 
 
 
 class Hooks:
-    """Calls users' code for a request, and waits for it at most as long as for a worker."""
+    """Calls users' code for a request. It waits for this code at most as long as for a worker."""
 
     def __init__(self, spec: AppSpec) -> None:
         self._spec = spec
@@ -41,22 +41,27 @@ class Hooks:
         self.joins = {task: self._threads.hook(join) for task, join in spec.joins().items()}
 
     def check(self) -> None:
-        """Raises RuntimeError if too many calls seem to hang."""
+        """Check the running calls.
+
+        Raises:
+            RuntimeError: too many calls seem to hang.
+        """
         self._threads.check()
 
     def close(self) -> None:
         self._marks.close()
 
     async def preprocessed(self, model: str, asked: Asked, item: Any, *, is_own: bool) -> Any:
-        """The result of `preprocess` for an item.
+        """Return the result of `preprocess` for an item.
 
         Args:
-            is_own: the client's own item: if `preprocess` refuses it, that is the client's mistake.
+            is_own: whether this is the client's item. Then a refusal by `preprocess` is the
+                client's mistake.
 
         Raises:
-            BadInput: it refused the client's item.
+            BadInput: `preprocess` refused the client's item.
             Expired: it took too long.
-            Exception: whatever it raised.
+            Exception: another error that it raised.
         """
         if model not in self.preprocess:
             return item
@@ -71,16 +76,17 @@ class Hooks:
             raise BadInput(said, field="item", model=model) from error
 
     async def size(self, model: str, asked: Asked, item: Any, *, is_own: bool) -> int:
-        """The size of a preprocessed item; 1 if items have no sizes.
+        """Return the size of a preprocessed item. It is 1 if items have no sizes.
 
         Args:
-            is_own: the client's own item: if no batch can hold it, that is the client's mistake.
+            is_own: whether this is the client's item. Then an item that is too large for any batch
+                is the client's mistake.
 
         Raises:
-            BadInput: it has no size, or no batch can hold it.
+            BadInput: the client's item has no size, or is too large for any batch.
             ValueError: the same for an item that a task made.
-            Expired: it took too long.
-            Exception: for an item that a task made, whatever `size` raised.
+            Expired: `size` took too long.
+            Exception: for an item that a task made, another error that `size` raised.
         """
         if model not in self.sizes:
             return 1
@@ -100,11 +106,11 @@ class Hooks:
         return size
 
     async def postprocessed(self, model: str, asked: Asked, value: Any) -> Any:
-        """The result of `postprocess`.
+        """Return the result of `postprocess`.
 
         Raises:
             Expired: it took too long.
-            Exception: whatever it raised.
+            Exception: the error that it raised.
         """
         if model not in self.postprocess:
             return value
@@ -113,11 +119,11 @@ class Hooks:
     async def in_time(
         self, asked: Asked, hook: Coroutine[Any, Any, Any], grace_s: float = GRACE_S
     ) -> Any:
-        """What a hook returns.
+        """Return the result of a hook.
 
         Raises:
-            Expired: it has not ended `grace_s` after the deadline.
-            Exception: whatever it raised.
+            Expired: it has not ended `grace_s` seconds after the deadline.
+            Exception: the error that it raised.
         """
         task = asyncio.get_running_loop().create_task(hook)
         try:

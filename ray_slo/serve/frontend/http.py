@@ -1,7 +1,7 @@
-"""Reads the bodies that clients send, within bounds: nothing here trusts a request.
+"""Reads the bodies that clients send, within bounds. Nothing here trusts a request.
 
 A body has a largest size and depth, and must arrive within a time. A body beyond a bound is
-refused; the error names the bound. Headers: `ray_slo.serve.deadlines`.
+refused, and the error names the bound. `ray_slo.serve.deadlines` reads headers.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from starlette.requests import Request
 from ray_slo.serve.deadlines import WHOLE_HEADER
 from ray_slo.serve.errors import BodyTooLarge, RefusedEarly, SlowBody
 
-MAX_DEPTH = 100  # of JSON; pickle fails at a few hundred
-INLINE_BYTES = 32_768  # of JSON: larger bodies are parsed on a thread
-_CONTAINER = 10  # values that a list or an object counts as: pickling one takes that much longer
+MAX_DEPTH = 100  # largest depth of JSON; pickle fails at a depth of a few hundred
+INLINE_BYTES = 32_768  # larger JSON bodies are parsed in a thread
+_CONTAINER = 10  # a list or an object counts as this many values, as it takes so long to pickle
 
 _BODY_S = 60.0  # the longest time for a body, for any SLO
 _LATE_S = 0.5  # time for a body after its deadline, so that late requests get the right error
@@ -38,19 +38,19 @@ async def body_of(
     option: str = "max_body_bytes",
     readers: Readers | None = None,
 ) -> bytes:
-    """The body of a request.
+    """Return the body of a request.
 
     Args:
-        max_bytes: the largest size.
-        left_s: seconds until the request's deadline.
-        option: the setting with the bound, for the message.
-        readers: the bodies that are being read, including this one; default: only this one.
+        max_bytes: largest size of the body, in bytes.
+        left_s: time until the request's deadline, in seconds.
+        option: the setting with this bound, for the message.
+        readers: the bodies that are being read, including this one. Default: only this one.
 
     Raises:
-        BodyTooLarge: it is larger, or declares that it is.
+        BodyTooLarge: the body is larger, or declares that it is.
         SlowBody: it did not come by the deadline, or others were read instead.
         RefusedEarly: it did not come by the deadline, because the proxy was too busy.
-        ClientDisconnect: the client left before it came.
+        ClientDisconnect: the client left before the body came.
     """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and (len(declared) > 18 or int(declared) > max_bytes):
@@ -142,28 +142,28 @@ class Readers:
 def too_large(
     field: str, size: int | str, most: int, what: str = "bytes", option: str = "max_body_bytes"
 ) -> BodyTooLarge:
-    """The error for a body or a field of a message that is too large."""
+    """Return the error for a body or a field of a message that is too large."""
     return BodyTooLarge(
         f"{field} has {size} {what}; at most {most} are read ({option})", field=field
     )
 
 
 def json_of(body: bytes, max_values: int) -> Any:
-    """The JSON in a body. Parsing holds Python's lock, on whatever thread: hence the bound.
+    """Return the JSON in a body. It is bounded because parsing holds Python's lock in any thread.
 
     Args:
-        max_values: approximate largest number of values, with a list or an object counted as ten.
-            It counts commas, and brackets ten times, also those in strings.
+        max_values: approximate largest number of values. A list or an object counts as ten. Commas
+            and brackets are counted, also those in strings.
 
     Raises:
-        ValueError: it is not JSON, or is nested too deeply.
-        BodyTooLarge: too many values.
+        ValueError: the body is not JSON, or is nested too deeply.
+        BodyTooLarge: it has too many values.
     """
     opened = body.count(b"[") + body.count(b"{")
     if (values := 1 + body.count(b",") + _CONTAINER * opened) > max_values:
         what = "values, where a list or an object counts as ten"
         raise too_large("body", values, max_values, what, "max_json_values")
-    # The garbage collector would scan all new objects again and again, and find nothing.
+    # The garbage collector would scan all new objects repeatedly, and find nothing.
     collects = gc.isenabled()
     gc.disable()
     try:

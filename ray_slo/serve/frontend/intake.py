@@ -34,7 +34,7 @@ from ray_slo.serve.messages import Capacity
 from ray_slo.serve.proxy.gate import Door, Known
 from ray_slo.serve.suspects import ATTEMPT
 
-_DIGITS = 7  # digits of a number of requests
+_DIGITS = 7  # a number of requests has fewer digits than this
 _PER_TURN = 8  # requests that are admitted together, and submitted in one message
 
 
@@ -42,8 +42,8 @@ class Intake:
     """Reads and admits requests.
 
     Args:
-        capacity: capacity of a model; None while it is not known.
-        refused: called for requests that are refused at a door, with their stream and number.
+        capacity: function that returns the capacity for a model. None while it is not known.
+        refused: called for requests that a door refused, with their stream and their number.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Intake:
         self._entries = {name: tree[tree.root].model for name, tree in spec.trees.items()}
 
     def describe(self) -> dict[str, Any]:
-        """The description of what the application serves."""
+        """Return the description of what the application serves."""
         described: dict[str, Any] = {
             "models": {
                 name: _slos(m)
@@ -92,10 +92,10 @@ class Intake:
     # -- requests --------------------------------------------------------------------------
 
     def model_name(self, name: str | None) -> str:
-        """The name of the requested model or pipeline; None means the only one.
+        """Return the name of the requested model or pipeline. None means the only one.
 
         Raises:
-            UnknownModel: there is no such model, or several.
+            UnknownModel: there is no such model, or there are several.
         """
         if name is None and len(self._trees) == 1:
             return next(iter(self._trees))
@@ -115,10 +115,11 @@ class Intake:
         latency_slo_ms: float | None = None,
         slo_class: str | None = None,
     ) -> Asked:
-        """The request of a caller, with `latency_slo_ms`, or the SLO of the class or the model.
+        """Return the request of a handle's caller. Its SLO is `latency_slo_ms`, otherwise that of
+        the class or the model.
 
         Raises:
-            BadInput: it is not a positive number; there is no such class.
+            BadInput: `latency_slo_ms` is not a positive number, or there is no such class.
         """
         with self._noting_bad_input(model):
             slo_class, slo_s = self._of_class(model, slo_class)
@@ -129,10 +130,10 @@ class Intake:
     def asked_http(
         self, request: HttpRequest, headers: Mapping[str, str], model: str, arrival: float
     ) -> Asked:
-        """The request that the headers of an HTTP request describe.
+        """Return the request that the headers of an HTTP request describe.
 
         Raises:
-            BadInput: one of them is wrong.
+            BadInput: a header is wrong.
         """
         with self._noting_bad_input(model):
             limits = TimeLimits(request.scope["headers"], strict=True)
@@ -144,11 +145,11 @@ class Intake:
     def asked_grpc(
         self, request: Any, metadata: Any, model: str, arrival: float
     ) -> tuple[Asked, str, bytes]:
-        """The request of a gRPC message and its metadata, and the content type and body of the
-        item.
+        """Return the request that a gRPC message and its metadata describe, and the content type
+        and the body of its item.
 
         Raises:
-            BadInput: something in them is wrong, or too large.
+            BadInput: a field or the metadata is wrong or too large.
         """
         with self._noting_bad_input(model):
             limits, said = TimeLimits(metadata, strict=True), dict(metadata)
@@ -171,7 +172,7 @@ class Intake:
             return asked, content_type, body
 
     def _of_class(self, model: str, slo_class: str | None) -> tuple[str, float]:
-        """The SLO class that a client names, and its SLO in seconds.
+        """Return the SLO class that a client names, and its SLO in seconds.
 
         Raises:
             BadInput: there is no such class.
@@ -211,7 +212,7 @@ class Intake:
     # -- bodies ----------------------------------------------------------------------------
 
     async def body(self, request: HttpRequest, content_type: str, asked: Asked) -> bytes:
-        """The body that a client sends over HTTP.
+        """Return the body that a client sends over HTTP.
 
         Raises:
             BodyTooLarge, SlowBody, RefusedEarly, BadInput: see `http.body_of`.
@@ -230,8 +231,8 @@ class Intake:
             raise error from None
 
     async def item(self, content_type: str, body: bytes, model: str) -> Any:
-        """The item in a body: JSON by content type; raw bytes for anything else, if the model has a
-        `preprocess`.
+        """Return the item in a body. It is JSON if the content type says so. Otherwise it is the
+        bytes, if the model has a `preprocess`.
 
         Raises:
             BadInput: it is not JSON.
@@ -258,18 +259,18 @@ class Intake:
                 raise BadInput(said, field="body") from None
 
     def _takes_bytes(self, content_type: str, model: str) -> bool:
-        """Whether a body of this type goes unchanged to the model's `preprocess`."""
+        """Return whether a body of this type goes unchanged to the model's `preprocess`."""
         kind, is_json = _kind_of(content_type)
         return bool(kind) and not is_json and self._has_preprocess(model)
 
     def _has_preprocess(self, model: str) -> bool:
         return self._entries[model] in self._hooks.preprocess
 
-    # -- the doors -------------------------------------------------------------------------
+    # -- admission -------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
     async def admitted(self, asked: Asked) -> AsyncIterator[None]:
-        """Inside, a request is admitted.
+        """Wait until a request is admitted. It leaves the door at the end of the context.
 
         Raises:
             RefusedEarly: it would be late.
@@ -288,16 +289,16 @@ class Intake:
             self._door.leave(ticket)
 
     def heed_proxy(self, headers: Mapping[str, str], asked: Asked) -> None:
-        """Use what our door in Serve's proxy wrote into a request."""
+        """Use the headers that the door in Serve's proxy wrote into a request."""
         ATTEMPT.set(headers.get(ATTEMPT_HEADER, ""))
         said = headers.get(REFUSED_HEADER, "")
         if self._has_door_before and said.isdecimal() and len(said) < _DIGITS:
             self._refuse(asked, "door", int(said))
 
     def capacity_said(self, path: str, slo_class: str | None = None) -> str:
-        """For our door in Serve's proxy: requests/s that the workers can serve for this path, its
-        SLO in milliseconds, the number of requests that all frontends keep, and the largest body
-        and JSON body in bytes."""
+        """Return the capacity header for the door in Serve's proxy. It has the requests/s that the
+        workers can serve for this path, its SLO in milliseconds, the number of requests that all
+        frontends keep, and the largest sizes of a body and of a JSON body in bytes."""
         name = path if path in self._trees else next(iter(self._trees))
         tree = self._trees[name]
         slo_ms = 1e3 * tree.slos_s.get(slo_class or DEFAULT_CLASS, tree.slo_s)
@@ -308,7 +309,7 @@ class Intake:
         return f"{rate:.6g};{slo_ms:.6g};{most};{sizes}"
 
     def _refuse(self, asked: Asked, reason: str, count: int = 1) -> None:
-        """Refuse requests at a door; they count as demand."""
+        """Note that a door refused requests. They count as demand."""
         self._unanswered(asked.stream, "refused", reason, count)
         self._refused(asked.stream, count)
 
@@ -319,6 +320,6 @@ def _slos(said: ModelConfig | PipelineConfig) -> dict[str, Any]:
 
 
 def _kind_of(content_type: str) -> tuple[str, bool]:
-    """The media type, and whether it is JSON."""
+    """Return the media type, and whether it is JSON."""
     kind = content_type.partition(";")[0].strip().lower()
     return kind, kind == "application/json" or kind.endswith("+json")

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A caller gets an answer at most a second after its deadline. It waits this long here, and the rest
-# of the second is for the way.
+# A caller gets an answer at most one second after its deadline. The request waits this long here,
+# and the rest of the second is for the transfer.
 GRACE_S = 0.75
-_SPARE = 2  # workers that must be up before requests of one that ended itself are sent again
-_START_S = 2.0  # a worker's start takes longer than this
-_AGAIN_S = 0.2  # between two checks whether they are up
-_WAY_BACK = 0.25  # largest share of an SLO that is reserved for the way back
+_SPARE = 2  # this many workers must be up before requests of one that ended itself are sent again
+_START_S = 2.0  # a worker's start takes longer than this, in seconds
+_AGAIN_S = 0.2  # time between two checks whether workers are up, in seconds
+_WAY_BACK = 0.25  # largest share of an SLO that is reserved for sending the answer back
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Asked:
 
     @property
     def stream(self) -> str:
-        """The stream of demand that it counts for."""
+        """The stream of demand that the request belongs to."""
         return stream_of(self.model, self.slo_class)
 
 
@@ -68,9 +68,10 @@ class Entry:
 
     Attributes:
         model: model that serves it.
-        task: task of the tree that the client asked for; empty: it has the model's name.
-        entered: when it came to the task; the client's request came at `asked.arrival`.
-        grant: grant of its batch; None while it waits for one.
+        task: task of the tree that the client asked for. If empty, it has the model's name.
+        entered: time when the request came to the task. The client's request came at
+            `asked.arrival`.
+        grant: grant of its batch. None while it waits for one.
     """
 
     id: int
@@ -92,7 +93,7 @@ class Entry:
 
     @property
     def context(self) -> dict[str, Any]:
-        """Its fields for errors."""
+        """Fields of the request for errors."""
         named = self.task or self.model
         task = named if named != self.asked.model else None
         slo_ms = self.asked.slo_s * 1e3
@@ -107,10 +108,10 @@ class Entry:
 
 
 class WorkerGone(Exception):
-    """A worker, or its node, ended while it had a call.
+    """A worker, or its node, ended during a call.
 
     Args:
-        own_end: the note that the worker wrote when it ended itself; empty if there is none.
+        own_end: the note that the worker wrote when it ended itself. Empty if there is none.
     """
 
     def __init__(self, said: str, own_end: str = "") -> None:
@@ -136,12 +137,12 @@ class Consequence(NamedTuple):
     """The consequences of an outcome.
 
     Attributes:
-        worker_lost: tell the scheduler that the worker is gone.
-        withdrawn: tell the scheduler that no process has the batch any more.
-        costs_retry: count one of `retries`, and fail requests that have none left.
-        again: reason to submit the requests again; empty: do not.
-        when_safe: submit them only when other workers are up.
-        send_rest: send the requests that still wait once more.
+        worker_lost: whether to tell the scheduler that the worker is gone.
+        withdrawn: whether to tell the scheduler that no process has the batch any more.
+        costs_retry: whether to count one of `retries`, and fail requests that have none left.
+        again: reason to submit the requests again. Empty: do not.
+        when_safe: whether to submit them only when other workers are up.
+        send_rest: whether to send the requests that still wait once more.
     """
 
     worker_lost: bool = False
@@ -170,9 +171,9 @@ class Ledger:
     """Requests from their submission to their end.
 
     Args:
-        spawn: runs a coroutine as a task.
-        shortfall: what the plan cannot serve, and why.
-        start_s: last measured time of a worker's start, seconds.
+        spawn: function that runs a coroutine as a task.
+        shortfall: function that returns what the plan cannot serve, and why.
+        start_s: function that returns the last measured time of a worker's start, in seconds.
     """
 
     def __init__(
@@ -205,12 +206,12 @@ class Ledger:
 
     @property
     def overhead_s(self) -> float:
-        """Time of a call to a worker in addition to the batch: the 95th percentile, seconds."""
+        """95th percentile of the time of a call to a worker without the batch, in seconds."""
         return self._overhead.value(default=0.0)
 
     def variant(self, model: str, key: str) -> VariantRef:
-        """A variant of a model. A scheduler of a newer release may name one that this frontend,
-        which is draining, does not know."""
+        """Return a variant of a model. A scheduler of a newer release may name one that this
+        frontend does not know while it is draining."""
         return self._variants.get(key) or VariantRef(model, key, None)
 
     async def serve(self, entry: Entry) -> tuple[Any, Visit]:
@@ -218,7 +219,7 @@ class Ledger:
 
         Raises:
             RefusedEarly, Expired, WorkerLost, BadInput: there is no result.
-            Exception: what the user's method raised.
+            Exception: the error that the user's method raised.
         """
         self._entries[entry.id] = entry
         left_s = entry.asked.deadline + GRACE_S - self._clock()
@@ -246,7 +247,8 @@ class Ledger:
         )
 
     def give_way(self, deadline: float, said: str) -> bool:
-        """Refuse the waiting request with the latest deadline, if that is later than this one.
+        """Refuse the waiting request with the latest deadline, if that is later than `deadline`.
+        Return whether there was one.
 
         Args:
             said: message for its caller.
@@ -270,9 +272,11 @@ class Ledger:
                 self._submit(entry)
 
     def _submit(self, entry: Entry) -> None:
-        """Submit a request, perhaps again, with the remaining budget minus the way back."""
+        """Submit a request for the first time or again. Its budget is the remaining time minus the
+        time to send the answer back."""
         asked, now = entry.asked, self._clock()
-        # At most a share of the SLO: if everything is refused, a faster way is never measured.
+        # It is at most a share of the SLO. Otherwise all requests could be refused, and a shorter
+        # time would never be measured.
         way_back_s = min(0.5 * self.overhead_s, _WAY_BACK * asked.slo_s)
         margin_s = self._spec.response_margin_ms / 1e3 + way_back_s
         budget_s = asked.deadline - margin_s - now
@@ -333,7 +337,7 @@ class Ledger:
     # -- to a worker -----------------------------------------------------------------------
 
     async def send(self, grant: Grant) -> None:
-        """Send our share of a batch, and carry out the consequences of the outcome."""
+        """Send this frontend's share of a batch, and carry out the consequences of the outcome."""
         found = [self._entries.get(i) for i in grant.request_ids]
         share = [e for e in found if e is not None and not e.future.done()]
         outcome, said = await self._call(grant, share)
@@ -416,9 +420,9 @@ class Ledger:
                 self._submit(entry)
 
     async def _submit_when_safe(self, share: list[Entry], lost: str, why: str) -> None:
-        """Submit requests again once two workers are up. The lost worker ended itself, one of these
+        """Submit requests again when two workers are up. The lost worker ended itself. One of these
         requests may be the cause, and it must not end the last worker. If there was never more than
-        one worker: once that is back."""
+        one worker, submit them when that one is back."""
         gone = {lost}
         while share := [e for e in share if not e.future.done()]:
             is_safe = False
@@ -439,7 +443,7 @@ class Ledger:
             gone = set()  # the scheduler has answered: workers that it lists are back
 
     def _count_retry(self, share: list[Entry], worker: str) -> None:
-        """Count the loss of a worker for these requests; fail those without a retry left."""
+        """Count the loss of a worker for these requests. Fail those that have no retry left."""
         for entry in share:
             entry.retries += 1
             if entry.retries > self._spec.retries:
@@ -448,7 +452,7 @@ class Ledger:
                 _fail(entry, WorkerLost(said, worker=worker, **entry.context))
 
     def _refuse_unpicklable(self, share: list[Entry]) -> bool:
-        """Refuse items that cannot be pickled; whether there were any."""
+        """Refuse items that cannot be pickled. Return whether there were any."""
         poison = [e for e in share if not self._workers.can_take(e.item)]
         for entry in poison:
             said = (
@@ -467,9 +471,12 @@ def _fail(entry: Entry, error: BaseException) -> None:
 def _refuse(
     entry: Entry, why: str, reason: str | None, finish_ms: float, again_s: float | None = None
 ) -> None:
-    """Args:
-    finish_ms: predicted finish, milliseconds after its arrival.
-    again_s: when the client may try again, seconds; None: it follows from `finish_ms`.
+    """Refuse a request.
+
+    Args:
+        finish_ms: predicted finish, in milliseconds after its arrival.
+        again_s: time after which the client may try again, in seconds. None: it follows from
+            `finish_ms`.
     """
     error = RefusedEarly(
         why + entry.stopped,

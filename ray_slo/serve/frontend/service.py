@@ -1,4 +1,4 @@
-"""Serves one request from its item to its answer: at one model, or through a pipeline."""
+"""Serves one request from its item to its answer, by one model or by a pipeline."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Service:
     """Serves requests.
 
     Args:
-        demand: gets the requests; None if no planner needs them.
+        demand: object that gets the requests, for a planner. None if no planner needs them.
     """
 
     def __init__(
@@ -55,7 +55,8 @@ class Service:
             name: functools.cache(functools.partial(path_accuracy, spec.trees[name], own))
             for name in spec.pipelines
         }
-        self.num_owned = 0  # requests from arrival to answer, including pre- and postprocessing
+        # Number of requests between arrival and answer, also those in pre- or postprocessing.
+        self.num_owned = 0
 
     def _runner(self, tree: Tree) -> TreeRunner:
         def made(task: str, variant: str, counts: Mapping[str, int]) -> None:
@@ -76,7 +77,7 @@ class Service:
 
         Raises:
             RefusedEarly, Expired, WorkerLost, BadInput: see `ray_slo.errors`.
-            Exception: whatever the user's code raised.
+            Exception: the error that the user's code raised.
         """
         self._arrived(asked.stream)
         trace = tracing.request(asked.model, asked.arrival, asked.slo_s, asked.traceparent)
@@ -105,7 +106,7 @@ class Service:
         return answer
 
     def turned_away(self, stream: str, count: int) -> None:
-        """Requests were refused at a door; they count as demand."""
+        """Note that a door refused requests. They count as demand."""
         self._arrived(stream, count)
         self._bad(stream, count)
 
@@ -141,19 +142,19 @@ class Service:
         await self._measure(entry)
         value, visit = await self._ledger.serve(entry)
         if isinstance(value, Outputs) and model in self._shared:
-            value = value.result  # its items are only for pipelines
+            value = value.result  # items for child tasks have no use without a pipeline
         value = await hooks.postprocessed(model, asked, value)
         return self._describe(entry, visit, value, time.monotonic() - asked.arrival)
 
     async def _measure(self, entry: Entry) -> None:
-        """Find out the size of an item, and count it."""
+        """Get the size of an item, and count it."""
         is_own = entry.upstream is None
         entry.size = await self._hooks.size(entry.model, entry.asked, entry.item, is_own=is_own)
         if self._demand is not None:
             self._demand.sized(entry.model, entry.size)
 
     def _describe(self, entry: Entry, visit: Visit, value: Any, latency_s: float) -> Answer:
-        """The answer from the model or task that served a request."""
+        """Return the answer of the model or task that served a request."""
         variant = self._ledger.variant(entry.model, visit.variant)
         slo_s = entry.asked.deadline - entry.entered
         return answer_of(value, entry.task or entry.model, variant, visit, latency_s, slo_s)

@@ -1,7 +1,7 @@
-"""Refusals until an application can serve: the reason, and when to try again.
+"""Refusals until an application can serve, with the reason, and the time until the next attempt.
 
 A frontend is up long before the first worker has loaded its models. Workers report what they are
-loading (`Progress`), Serve reports the state of the workers' deployments, and the scheduler the
+loading (`Progress`). Serve reports the state of the workers' deployments. The scheduler reports the
 models that have workers. Requests for a model without workers are refused at once.
 """
 
@@ -16,9 +16,9 @@ from ray_slo.core.text import clipped
 from ray_slo.serve.errors import MAX_MESSAGE, NotReady
 from ray_slo.serve.messages import SERVING, Progress
 
-_SILENT_S = 5.0  # after this silence, a worker has died or serves
+_SILENT_S = 5.0  # a starting worker without a report for this time has died or serves
 _RETRY_S = 2.0  # `Retry-After` while an application loads
-_FAILED_RETRY_S = 30.0  # the same once it has failed to load
+_FAILED_RETRY_S = 30.0  # `Retry-After` after it failed to load
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class Deployment:
     """Serve's view of the workers of a kind.
 
     Attributes:
-        running: replicas that serve.
-        starting: replicas that do not serve yet.
+        running: number of replicas that serve.
+        starting: number of replicas that do not serve yet.
         message: Serve's message about them, without stack traces.
-        failed: Serve does not try again.
+        failed: whether starting failed for good, so that Serve does not try again.
     """
 
     running: int
@@ -39,10 +39,10 @@ class Deployment:
 
 
 class Startup:
-    """Whether an application can serve, and why not.
+    """The state of an application's start: whether it can serve, and why not.
 
     Args:
-        offers: by model or pipeline, the models (or tasks) that it needs.
+        offers: the models (or tasks) that each model or pipeline needs.
         details: whether clients see the message of an error of the user's own code.
     """
 
@@ -72,17 +72,17 @@ class Startup:
         self._deployments = states
 
     def plan_says(self, shortfall: str | None, start_s: float | None = None) -> None:
-        """Hear the planner.
+        """Take the planner's report.
 
         Args:
-            shortfall: what the plan cannot serve, and why; None if it serves all.
-            start_s: last measured time of a worker's start, seconds.
+            shortfall: what the plan cannot serve, and why. None if it serves everything.
+            start_s: last measured time of a worker's start, in seconds.
         """
         self._shortfall, self._start_s = shortfall, start_s
 
     def refusal(self, offer: str, now: float) -> NotReady | None:
-        """Why no worker will take a request. None: a worker can take it now or very soon, because
-        all workers are up and none reports that it still loads."""
+        """Return the refusal of a request that no worker will take. None if a worker can take it
+        now or very soon: all workers are up, and none reports that it still loads."""
         missing = self._offers[offer] - self._served
         if not missing:
             return None
@@ -100,8 +100,8 @@ class Startup:
         )
 
     def _is_up(self, one_serves: bool, one_starts: bool) -> bool:
-        """Whether all workers are up, by their own reports and Serve's. A worker's last report of
-        its start may be older than Serve's."""
+        """Return whether all workers are up, by their reports and by Serve's. A worker's last
+        report of its start may be older than Serve's."""
         seen = self._deployments.values()
         if any(d.message for d in seen):
             return False
@@ -127,7 +127,7 @@ class Startup:
         return clipped("; ".join(said), MAX_MESSAGE) if said else "its workers are starting"
 
     def status(self, now: float) -> dict[str, Any]:
-        """For `ray-slo status`; nothing once all is served."""
+        """Return the state for `ray-slo status`. It is empty when everything is served."""
         if self.complete:
             return {}
         workers = {p.worker: {"kind": p.kind, "state": str(p)} for p in self._progress(now)}
@@ -137,10 +137,10 @@ class Startup:
 
 
 def in_a_line(message: str, failed: bool = False) -> str:
-    """Serve's message about a deployment, without stack traces.
+    """Return Serve's message about a deployment, without stack traces.
 
     Args:
-        failed: Serve does not try again.
+        failed: whether starting failed for good, so that Serve does not try again.
     """
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     if not lines:
@@ -155,7 +155,7 @@ def in_a_line(message: str, failed: bool = False) -> str:
 
 
 def _error_line(lines: list[str]) -> str:
-    """The exception at the end of a stack trace."""
+    """Return the exception at the end of a stack trace."""
     for line in reversed(lines):
         name, colon, text = line.partition(": ")
         if colon and name.replace(".", "").replace("_", "").isalnum() and "Error" in name:

@@ -1,4 +1,4 @@
-"""The environment of a frontend: from Serve in a replica, from the test in a test."""
+"""The environment of a frontend. In a replica it comes from Serve; tests make their own."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ray_slo.serve.watch.metrics import FrontendMetrics
 
 
 def worker_states(app: str, deployments: Mapping[str, str]) -> dict[str, Deployment]:
-    """Serve's view of an application's workers. Blocks.
+    """Return Serve's view of an application's workers. This call blocks.
 
     Args:
-        deployments: names by kind of worker.
+        deployments: names of the deployments by kind of worker.
     """
     state = serve.status().applications.get(app)
     found = {}
@@ -51,10 +51,11 @@ class Surroundings:
     Attributes:
         app, deployment, client: names of the application, of the frontend's deployment, and of
             the frontend itself.
-        states: Serve's view of an application's workers. Blocks.
-        ended_itself: the note that a worker wrote when it ended itself; empty if there is none.
-        has_door_before: whether Serve's proxy has a door of ours.
-        demand: gets the requests; default: the planner, if there is one.
+        states: function that returns Serve's view of an application's workers. It blocks.
+        ended_itself: function that returns the note that a worker wrote when it ended itself. Empty
+            if there is none.
+        has_door_before: whether Serve's proxy, or HAProxy, has a door.
+        demand: object that gets the requests. Default: the planner, if there is one.
     """
 
     app: str
@@ -68,7 +69,7 @@ class Surroundings:
 
     @staticmethod
     def of_replica() -> Surroundings:
-        """The environment of this process, a Serve replica."""
+        """Return the environment of this process, which is a Serve replica."""
         listen_on_node_only()
         install()  # it refuses WebSockets
         give_back()

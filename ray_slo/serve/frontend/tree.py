@@ -35,7 +35,7 @@ class Visit:
     """How a request was served at a task. Times in seconds; `done_at` on the frontend's clock.
 
     Attributes:
-        spent_s: from its arrival at the task to its result.
+        spent_s: time from the request's arrival at the task to its result.
     """
 
     worker: str
@@ -61,13 +61,13 @@ class Node:
     below: tuple[Node, ...]
 
     def walk(self) -> Iterator[Node]:
-        """This node and all below."""
+        """Yield this node and all nodes below."""
         yield self
         for node in self.below:
             yield from node.walk()
 
     def paths(self) -> Iterator[tuple[str, ...]]:
-        """For every leaf below: the variants on the path from this node to it."""
+        """Yield the variants on the path from this node to each leaf below."""
         if not self.below:
             yield (self.visit.variant,)
         for node in self.below:
@@ -76,17 +76,17 @@ class Node:
 
     @property
     def done_at(self) -> float:
-        """When the last request of this subtree ended."""
+        """Time when the last request of this subtree ended."""
         return max((node.done_at for node in self.below), default=self.visit.done_at)
 
     def slowest(self) -> Iterator[Node]:
-        """The branch from this node to the leaf that ended last: the answer waited for it."""
+        """Yield the branch from this node to the leaf that ended last. The answer waited for it."""
         yield self
         if self.below:
             yield from max(self.below, key=lambda node: node.done_at).slowest()
 
     def variants(self) -> dict[str, Counter[str]]:
-        """Number of requests by task and variant."""
+        """Return the number of requests by task and variant."""
         found: dict[str, Counter[str]] = {}
         for node in self.walk():
             found.setdefault(node.task, Counter())[node.visit.variant] += 1
@@ -97,11 +97,11 @@ class TreeRunner:
     """Serves requests through the tasks of a tree.
 
     Args:
-        parents: parent by task, parents before their children; the root's is None.
-        postprocess: by task, the function for its results.
-        join: by task with children, the function that joins its result with theirs; default: a
-            dictionary.
-        shared: tasks whose code also serves other trees: items for those are left out here.
+        parents: parent of each task. Parents come before their children; the root's parent is None.
+        postprocess: function for the results of each task.
+        join: function that joins the result of a task with those of its children, by task. The
+            default makes a dictionary.
+        shared: tasks whose code also serves other trees. Items for those trees are left out.
         made: called when a request ends at a task, with the task, the variant and the number of
             items that it made for each child.
     """
@@ -127,14 +127,14 @@ class TreeRunner:
 
         Raises:
             BatchResultError: a task made items for a task that is not its child.
-            Exception: the first one that serving, `postprocess` or `join` raised.
+            Exception: the first error that serving, `postprocess` or `join` raised.
         """
         return await self._visit(self.root, item, None, serve)
 
     async def _visit(self, task: str, item: Any, upstream: Upstream | None, serve: Serve) -> Node:
         value, visit = await serve(task, item, upstream)
         result, items = self.split(task, value)
-        del value  # it would keep the items in memory while they are served
+        del value  # otherwise it would keep the items in memory while they are served
         children = self._children[task]
         if self._made is not None:
             self._made(task, visit.variant, {c: len(items[c]) for c in children})
@@ -188,7 +188,7 @@ async def _nested(result: Any, outputs: dict[str, list[Any]]) -> dict[str, Any]:
 
 
 def say_task(error: Exception, task: str) -> None:
-    """Note in an error the task where it happened. The requests of a batch share one error."""
+    """Add to an error the task where it happened. The requests of a batch share one error."""
     note = f"in task {task!r}"
     notes = getattr(error, "__notes__", [])
     if note not in notes:  # `add_note` is new in Python 3.11
@@ -206,7 +206,8 @@ def _wrong(task: str, children: Sequence[str], got: str) -> Exception:
 
 
 async def _together(visits: list[Coroutine[Any, Any, Node]]) -> list[Node]:
-    """All results. At the first error the others are cancelled, and it is raised once they end."""
+    """Return all results. At the first error, cancel the others, and raise the error when they have
+    ended."""
     if len(visits) < 2:
         return [await visit for visit in visits]
     tasks = [asyncio.ensure_future(visit) for visit in visits]

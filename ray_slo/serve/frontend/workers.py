@@ -28,9 +28,9 @@ logger = logging.getLogger(__name__)
 
 _MEET_S = 5.0  # seconds for workers to introduce themselves again
 _FIRST_S = 2.0  # the same at the start; without an answer, no worker is up
-_LOOK_S = 0.3  # seconds between two checks of what workers can serve, until that is everything
-_LEAST_LOOK_S = 0.05  # the same, when a request waits for the next one
-_FRESH_S = 1.0  # a request waits at most this long for a check
+_LOOK_S = 0.3  # seconds between two checks of what workers can serve, until it is everything
+_LEAST_LOOK_S = 0.05  # the same while a request waits for the next check
+_FRESH_S = 1.0  # a request waits at most this long for a check, in seconds
 _PATIENT_S = 10.0  # the same for the first requests, if their SLO allows it
 # Exceptions of a call to a worker if the worker is gone, or its node with the result.
 _GONE = (
@@ -48,8 +48,8 @@ def check_names(frontend: str, name: str, handles: Mapping[str, Any]) -> None:
     number.
 
     Args:
-        frontend: the name of its deployment, with the number.
-        name: the name in the config.
+        frontend: name of the frontend's deployment, with the number.
+        name: name in the config.
 
     Raises:
         ConfigError: the workers have another number.
@@ -82,9 +82,9 @@ class Workers:
 
     Args:
         handles: handles by kind.
-        spawn: runs a coroutine as a task.
-        shortfall: what the plan cannot serve, and why.
-        start_s: last measured time of a worker's start, seconds.
+        spawn: function that runs a coroutine as a task.
+        shortfall: function that returns what the plan cannot serve, and why.
+        start_s: function that returns the last measured time of a worker's start, in seconds.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Workers:
         """Send a frontend's share of a batch, and wait for its results.
 
         Raises:
-            WorkerLost: it was not sent, because there is no such worker.
+            WorkerLost: the share was not sent, because there is no such worker.
             WorkerGone: the worker ended during the call.
             Exception: an item, or a result, cannot be pickled.
         """
@@ -156,14 +156,14 @@ class Workers:
         return address
 
     async def preempt(self, stop: Stop) -> None:
-        """Pass a preemption on. The batch's results show its effect."""
+        """Pass a preemption on to the worker. The batch's results show its effect."""
         try:
             await self._handles[stop.kind].preempt.remote(stop.batch_id, worker=stop.worker)
         except Exception as error:
             logger.info("batch %s could not be preempted: %r", stop.batch_id, error)
 
     def can_take(self, item: Any) -> bool:
-        """Whether an item can be pickled."""
+        """Return whether an item can be pickled."""
         try:
             cloudpickle.dumps(item)
         except Exception:
@@ -173,12 +173,12 @@ class Workers:
     # -- what they can serve ---------------------------------------------------------------
 
     def capacity_of(self, model: str) -> Capacity | None:
-        """The capacity for a model; None while it is not known."""
+        """Return the capacity for a model. None while it is not known."""
         return self._capacity.get(model)
 
     @property
     def expected(self) -> dict[str, Expected]:
-        """The policy's predictions for requests, by model."""
+        """Return the policy's predictions for requests, by model."""
         found = self._capacity.items()
         return {model: c.expected for model, c in found if c.expected is not None}
 
@@ -193,10 +193,10 @@ class Workers:
             await asyncio.wait({watch}, timeout=_MEET_S)
 
     async def refusal(self, model: str, slo_s: float) -> NotReady | None:
-        """Why no worker can serve a client's request; None if one can.
+        """Return the refusal of a client's request that no worker can serve. None if one can.
 
         Args:
-            slo_s: the request's SLO, seconds.
+            slo_s: the request's SLO, in seconds.
         """
         if self.startup.complete:
             return None
@@ -212,13 +212,13 @@ class Workers:
         """Ask the scheduler which workers are up.
 
         Raises:
-            Exception: it does not answer, or no worker is up.
+            Exception: the scheduler does not answer, or no worker is up.
         """
         await self._look(_FRESH_S)
         return Up(self._capacity[model].workers, self._most[model])
 
     async def refresh(self, *, is_waited_for: bool) -> None:
-        """Ask the scheduler again what workers can serve; called about once a second.
+        """Ask the scheduler again what workers can serve. This is called about once per second.
 
         Args:
             is_waited_for: whether requests wait for workers.

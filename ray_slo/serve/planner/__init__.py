@@ -1,1 +1,1 @@
-"""Code of the planner's actor: decides the workers and their models, once per period."""
+"""Code of the planner's actor, which decides the workers and their models once per period."""

@@ -31,7 +31,7 @@ class Planner(AppActor):
 
     Attributes:
         planning: the planning of the newest release.
-        aside: runs a function of one argument in another process.
+        aside: function that runs a function of one argument in another process.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class Planner(AppActor):
         self.planning.close()
 
     async def worker(self, says: WorkerSays, had: str | None) -> tuple[str | None, Wanted | None]:
-        """A worker's long poll: returns as soon as its orders differ from those it `had`, or after
-        `poll_s`. None: nothing changed."""
+        """Answer a worker's long poll. Return as soon as its orders differ from those it `had`, or
+        after `poll_s`. None: nothing changed."""
         self._start()
         if says.version != self._spec.fingerprint:  # from an older release that is still draining
             await asyncio.sleep(self._pace.poll_s)
@@ -85,13 +85,13 @@ class Planner(AppActor):
             await planning.news(until)
 
     async def leave(self, worker: str) -> None:
-        """A worker is leaving."""
+        """Note that a worker is leaving."""
         if self.planning.heard.left(worker):
             self.planning.refresh()
 
     async def frontend(self, says: FrontendSays) -> FrontendHears | None:
-        """A frontend's long poll: returns as soon as there are new routes, or after `report_s`.
-        None for a frontend of an older release."""
+        """Answer a frontend's long poll. Return as soon as there are new routes, or after
+        `report_s`. None for a frontend of an older release."""
         self._start()
         if says.version != self._spec.fingerprint:
             await asyncio.sleep(self._pace.report_s)
@@ -104,7 +104,7 @@ class Planner(AppActor):
         return planning.answer(says.client)
 
     async def target(self, kind: str, most: int) -> int | None:
-        """Wanted number of workers of a kind; None: no change.
+        """Return the wanted number of workers of a kind, or None for no change.
 
         Args:
             most: the largest number that Serve starts.
@@ -129,6 +129,6 @@ class Planner(AppActor):
         return await self.planning.dry_run()
 
     async def status(self) -> dict[str, Any]:
-        """The part of `ray-slo status` about the plan."""
+        """Return the part of `ray-slo status` about the plan."""
         self._start()
         return self.planning.status()

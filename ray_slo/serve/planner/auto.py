@@ -1,4 +1,5 @@
-"""The planner `auto`: decides the workers of each kind and what they serve, in any application."""
+"""The planner `auto`. It decides the number of workers of each kind and what they serve, for any
+application."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ _IDLE_S = 60.0  # least time before the last worker stops
 class Auto(PlannerPlugin):
     Arguments = arguments_of(auto.Problem, without=_MEASURED)
     tunable = scales = chooses_groups = True
-    assigns = False  # except if the policy does not choose variants; it is composed then
+    assigns = False  # a policy that does not choose variants is composed, and follows the plan
     unused = frozenset({"memory_mb", "min_gain"})
     waits = True
     reads_workers = frozenset({"price_per_hour", "memory_mb", "interruptions_per_hour"})
@@ -40,8 +41,8 @@ class Auto(PlannerPlugin):
     def check(cls, config: AppConfig, planner: PlannerConfig) -> None:
         if config.policy.name == "pipeline":
             raise ValueError(
-                "policy: 'pipeline' routes as the planner 'loki' says; choose another policy, or "
-                "that planner"
+                "policy: 'pipeline' needs the routes of the planner 'loki'; choose another policy, "
+                "or that planner"
             )
         given, kinds = cls.arguments(planner.kwargs), config.kinds
         free = [kind for kind, worker in kinds.items() if worker.rented is None]
@@ -55,9 +56,9 @@ class Auto(PlannerPlugin):
             known = config.roots.get(root)
             if known is None or (slo_class and slo_class not in known.slo_classes):
                 raise ValueError(
-                    f"planner.rates: {stream!r} is none of the models and pipelines "
-                    f"{', '.join(config.roots)}{nearest(root, list(config.roots))}; a class of one "
-                    "is 'NAME@CLASS'"
+                    f"planner.rates: {stream!r} is not a model or pipeline; there are "
+                    f"{', '.join(config.roots)}{nearest(root, list(config.roots))}; name an SLO "
+                    "class as 'NAME@CLASS'"
                 )
             if not 0 < rate < math.inf:
                 raise ValueError(f"planner.rates.{stream} must be positive, got {rate}")
@@ -107,12 +108,12 @@ class Auto(PlannerPlugin):
 
 
 def _problem(spec: AppSpec) -> Problem:
-    """The problem, without its measured values."""
+    """Return the problem, without its measured values."""
     planner = spec.planner
     assert planner is not None
     variants: dict[str, list[Variant]] = {name: [] for name in spec.models}
     for key, ref in spec.variants().items():
-        # A single network without a known accuracy does not reduce those of others.
+        # A single network without a known accuracy gets 100 %, so it does not lower the mean.
         accuracy = 100.0 if ref.accuracy is None else ref.accuracy
         variants[ref.model].append(Variant(key, accuracy, {}))
     kinds = [
@@ -128,7 +129,7 @@ def _problem(spec: AppSpec) -> Problem:
     ]
     trees = tuple(_in_time(tree, spec.response_margin_ms / 1e3) for tree in spec.trees.values())
     streams = [stream for tree in trees for stream, _ in tree.streams()]
-    # A class without a given rate gets only a little, until there are requests.
+    # An SLO class without a given rate gets a small one, until there are requests.
     usual = {s: 0.0 if "@" in s else 1.0 for s in streams}
     return Problem(
         tuple(Model(name, tuple(its)) for name, its in variants.items()),
@@ -142,7 +143,7 @@ def _problem(spec: AppSpec) -> Problem:
 
 
 def _allowed(spec: AppSpec) -> dict[str, tuple[str, ...]]:
-    """Groups whose policy can serve a model, for models that no group lists."""
+    """Return the groups whose policy can serve a model, for models that no group lists."""
     found = {}
     for model in sorted(spec.unlisted):
         may = []
@@ -157,14 +158,14 @@ def _allowed(spec: AppSpec) -> dict[str, tuple[str, ...]]:
 
 
 def _in_time(tree: Tree, margin_s: float) -> Tree:
-    """The tree with its SLOs reduced by the way back."""
+    """Return the tree with its SLOs reduced by the time to send the answer back."""
     slos_s = {name: max(slo_s - margin_s, 1e-3) for name, slo_s in tree.slos_s.items()}
     return replace(tree, slos_s=slos_s)
 
 
 def _assigned(spec: AppSpec) -> set[str]:
-    """Kinds of workers for which the plan says what each one serves: there are variants to choose
-    from, and the policy follows the plan."""
+    """Return the kinds of workers for which the plan says what each one serves. They have variants
+    to choose from, and their policy follows the plan."""
     found = set()
     trees = list(spec.trees.values())
     for kind, worker in spec.workers.items():
@@ -180,7 +181,7 @@ def _assigned(spec: AppSpec) -> set[str]:
 
 
 def _check_arguments(given: dict[str, Any]) -> None:
-    """Refuse arguments out of their range."""
+    """Check that the arguments are in their range."""
     one = Model("m", (Variant("m", 100.0, {}),))
     alone = Tree("m", (TreeTask("m", "m"),), {"": 1.0})
     try:

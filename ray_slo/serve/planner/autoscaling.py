@@ -1,8 +1,9 @@
-"""Makes Serve's autoscaler follow the plan: the planner sets the number of replicas of each kind.
+"""An autoscaling policy that makes Serve's autoscaler follow the plan: the planner sets the number
+of replicas of each kind.
 
-Serve calls the policy in its controller, many times a second, so it must not block. One call to the
-planner is in progress, and its result is polled. While the planner does not answer (it is
-restarting, gone for good, or has no plan yet), the last target stays.
+Serve calls the policy in its controller many times per second, so the policy must not block. It
+has one call to the planner in progress, and polls the result. While the planner does not answer (it
+is restarting, gone, or has no plan yet), the last target stays.
 """
 
 from __future__ import annotations
@@ -44,19 +45,19 @@ class PlanAutoscaling:
         self._target: int | None = None
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-        """The target, within the bounds, and no state."""
+        """Return the target within the bounds, and an empty state."""
         try:
             self._follow(context, time.monotonic())
         except Exception as error:
             logger.debug("the plan of %s cannot be read (%r); as before", self._kind, error)
             self._actor = self._answer = None
-        # Before the first answer: the current number, which may be above the minimum.
+        # Before the first answer, keep the current number, which may be above the minimum.
         target = context.target_num_replicas if self._target is None else self._target
         least = context.capacity_adjusted_min_replicas
         return max(least, min(target, context.capacity_adjusted_max_replicas)), {}
 
     def _follow(self, context: AutoscalingContext, now: float) -> None:
-        """Take the answer if it is there; ask again if it is time."""
+        """Take the answer if there is one. Ask again if it is time."""
         if self._answer is not None:
             done, _ = ray.wait([self._answer], timeout=0)
             if done:
@@ -75,13 +76,14 @@ class PlanAutoscaling:
             self._answer = self._actor.target.remote(self._kind, most)
 
     def _found(self, context: AutoscalingContext) -> Any:
-        """The actor, looked up in the background; None until that is done.
+        """Return the actor. It is looked up in the background, and None until it is found.
 
         Raises:
             ValueError: there is none.
         """
         if self._looking is None:
-            # Serve numbers deployments with equal names in an application; ours get equal numbers.
+            # Serve numbers deployments with equal names in an application. The frontend and its
+            # workers get the same number.
             usual = worker_deployment(self._frontend, self._kind)
             frontend = self._frontend + context.deployment_name.removeprefix(usual)
             self._asked_at = time.monotonic()
@@ -93,11 +95,11 @@ class PlanAutoscaling:
 
 
 def autoscaling(spec: AppSpec, kind: str) -> AutoscalingConfig:
-    """Serve's configuration for a kind of worker that the planner scales.
+    """Return Serve's autoscaling configuration for a kind of worker that the planner scales.
 
-    Additional replicas are started at once. Replicas are stopped only when this has been the plan
-    for an interval, so that noise in the demand does not stop and start processes. A planner that
-    waits itself (`PlannerPlugin.waits`) is followed at once.
+    Additional replicas are started at once. Replicas are stopped only when the plan has wanted
+    fewer for an interval, so that noise in the demand does not stop and start processes. A planner
+    that waits itself (`PlannerPlugin.waits`) is followed at once.
     """
     worker = spec.workers[kind]
     bounds, delays = worker.replica_bounds, worker.autoscaling
@@ -109,8 +111,8 @@ def autoscaling(spec: AppSpec, kind: str) -> AutoscalingConfig:
         min_replicas=bounds[0],
         initial_replicas=worker.num_replicas,
         max_replicas=bounds[1],
-        # Serve starts a replica, whatever its policy says, where there is none and this aggregate
-        # of the requests in its last half minute is not 0.
+        # If there is no replica, Serve starts one against the policy, unless this aggregate of the
+        # requests in the last half minute is 0.
         aggregation_function="min",
         upscale_delay_s=up_s,
         downscale_delay_s=spec.planner.interval_s if down_s is None else down_s,

@@ -1,4 +1,4 @@
-"""The planners `herd` and `partition`: they decide which models and workers form a serving group
+"""The planners `herd` and `partition`. They decide which models and workers form a serving group
 (SHEPHERD §4, Symphony §4.4)."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Groups(PlannerPlugin):
-    """Groups as listed in the config."""
+    """The groups that the config lists. It is the base of the planners of groups."""
 
     makes_groups = True
     assigns = False
@@ -39,15 +39,15 @@ class Groups(PlannerPlugin):
         models, kinds = config.models, config.kinds
         if config.all_pipelines:
             raise ValueError(
-                f"planner.name: {planner.name!r} makes groups of models; the planner of a "
-                "pipeline is 'loki'"
+                f"planner.name: {planner.name!r} plans models, and cannot plan a pipeline; "
+                "choose 'loki' or 'auto'"
             )
         streams = [stream_of(m, c) for m, said in models.items() for c in ("", *said.slo_classes)]
         _check_numbers("planner.rates", planner.rates, streams)
         _check_numbers("planner.memory_mb", planner.memory_mb, models)
         if not config.groups and len(kinds) > 1:
             raise ValueError(
-                f"workers: a planner makes groups of workers that are alike, but there are "
+                f"workers: a planner makes groups of one kind of worker, but there are "
                 f"{', '.join(kinds)}; name one kind, or name groups"
             )
         room = planner.kwargs.get("memory_mb", math.inf)
@@ -69,7 +69,7 @@ class Groups(PlannerPlugin):
 
     @classmethod
     def _check_groups(cls, config: AppConfig, planner: PlannerConfig) -> None:
-        """Refuse groups that do not fit this planner."""
+        """Check that the groups fit this planner."""
 
     @classmethod
     def brain(cls, spec: AppSpec) -> GroupsBrain:
@@ -109,7 +109,11 @@ class Groups(PlannerPlugin):
 
 
 def _check_numbers(field: str, given: Mapping[str, float], valid: Iterable[str]) -> None:
-    """Refuse numbers for unknown names, or below 0."""
+    """Check that numbers are for known names and at least 0.
+
+    Raises:
+        ValueError: one is not.
+    """
     for name, value in given.items():
         if name not in valid:
             what = "stream" if "@" in name else "model"
@@ -122,15 +126,16 @@ def _check_numbers(field: str, given: Mapping[str, float], valid: Iterable[str])
 
 
 def _goodput(spec: AppSpec) -> Goodput:
-    """Simulates the application's policy on one worker."""
-    from ray_slo.simulation.sustained import of_one_worker  # only one planner simulates
+    """Return a function that simulates the application's policy on one worker."""
+    # The import is late, because only few planners simulate.
+    from ray_slo.simulation.sustained import of_one_worker
 
     accuracies = {key: ref.accuracy for key, ref in spec.variants().items()}
     return functools.partial(of_one_worker, spec.policy.name, spec.policy.kwargs, accuracies)
 
 
 def _refused(spec: AppSpec) -> dict[tuple[str, str], str]:
-    """Why the policy of a group cannot serve a model, by (model, group)."""
+    """Return the reasons why the policy of a group cannot serve a model, by (model, group)."""
     refused: dict[tuple[str, str], str] = {}
     for group in spec.groups:
         for name in spec.models:
@@ -148,7 +153,7 @@ def _refused(spec: AppSpec) -> dict[tuple[str, str], str]:
 
 
 class Herd(Groups):
-    """Sizes the groups itself, for the largest burst tolerance."""
+    """The planner `herd`. It chooses the groups and their sizes for the largest burst tolerance."""
 
     reads_classes = True
     Arguments = create_model(
@@ -166,7 +171,8 @@ class Herd(Groups):
             )
         if "memory_mb" not in planner.kwargs and planner.memory_mb:
             raise ValueError(
-                "planner.kwargs.memory_mb: with memory_mb of models, say what a worker has"
+                "planner.kwargs.memory_mb: required if models have memory_mb; give a worker's "
+                "memory in megabytes"
             )
         room = planner.kwargs.get("memory_mb", math.inf)
         for model, memory_mb in planner.memory_mb.items():
@@ -178,7 +184,7 @@ class Herd(Groups):
 
 
 class Partition(Groups):
-    """Even loads on a fixed number of groups."""
+    """The planner `partition`. It balances the loads of a fixed number of groups."""
 
     reads_classes = True
     Arguments = create_model(
@@ -199,6 +205,6 @@ class Partition(Groups):
         most = sum(worker.first_replicas for worker in config.kinds.values())
         if not config.groups and (not isinstance(parts, int) or not 1 <= parts <= most):
             raise ValueError(
-                f"planner.kwargs.sub_clusters: say how many groups 'partition' should make, "
-                f"from 1 to {most} (workers), got {parts!r}"
+                f"planner.kwargs.sub_clusters: must be the number of groups that 'partition' "
+                f"makes, from 1 to {most} (the number of workers), got {parts!r}"
             )

@@ -24,14 +24,14 @@ class _Worker:
 
     @property
     def order(self) -> tuple[bool, float]:
-        """Sort key: Serve first stops workers that are not ready, then those that were ready
-        last."""
+        """Key for sorting. Serve first stops workers that are not ready, and then those that became
+        ready last."""
         return not self.says.ready, self.born + (self.says.ready_s or 0.0)
 
 
 @dataclass
 class Frontend:
-    """The last report of a frontend, and when it last got profiles."""
+    """The last report of a frontend, and the time when it last got profiles."""
 
     says: FrontendSays
     seen_at: float
@@ -39,18 +39,19 @@ class Frontend:
 
 
 class Heard:
-    """Workers, frontends, profiles, and variants that cannot be loaded.
+    """The last reports of workers and frontends, the profiles, and the variants that cannot be
+    loaded.
 
     Args:
-        now: when the planner started.
-        gone_s: workers and frontends count as dead after this silence, seconds.
-        avoid_s: time for which a variant that could not be loaded is avoided, seconds.
+        now: time when the planner started, in seconds.
+        gone_s: workers and frontends count as dead after this time without a report, in seconds.
+        avoid_s: time for which a variant that could not be loaded is avoided, in seconds.
     """
 
     def __init__(self, now: float, gone_s: float, avoid_s: float) -> None:
         self._gone_s, self._avoid_s = gone_s, avoid_s
         self._workers: dict[str, _Worker] = {}
-        self._avoided: dict[Key, tuple[str, float]] = {}  # reason, and end of the time
+        self._avoided: dict[Key, tuple[str, float]] = {}  # reason, and end of this time
         self.frontends: dict[str, Frontend] = {}
         self.profiles: dict[Key, LatencyProfile] = {}
         self._memory_mb: dict[Key, float] = {}
@@ -65,7 +66,7 @@ class Heard:
 
     @property
     def load_errors(self) -> dict[Key, str]:
-        """Why variants cannot be loaded, by variant and kind."""
+        """The reasons why variants cannot be loaded, by variant and kind."""
         too_large = {
             key: f"it takes {self._memory_mb[key]:.0f} MB, and a worker has room for "
             f"{self._room_mb[key[1]]:.0f} MB"
@@ -74,16 +75,15 @@ class Heard:
         return {**too_large, **{key: why for key, (why, _) in self._avoided.items()}}
 
     def _too_large(self) -> set[Key]:
-        """Variants that do not fit on a worker of a kind, even alone."""
+        """Return the variants that do not fit on a worker of a kind, even alone."""
         room_mb = self._room_mb
         return {k for k, mb in self._memory_mb.items() if mb > room_mb.get(k[1], math.inf)}
 
     def worker(self, says: WorkerSays, now: float, *, planned: bool) -> bool:
-        """Take a worker's report; returns whether it contains news, other than profiles of known
-        variants.
+        """Take a worker's report. Return whether it has news other than profiles of known variants.
 
         Args:
-            planned: there is a plan.
+            planned: whether there is a plan.
         """
         before = self._workers.get(says.worker)
         if before is None and says.ready and not planned:
@@ -101,7 +101,7 @@ class Heard:
         return before is None or bool(unknown) or _plain(before.says) != _plain(says)
 
     def left(self, worker: str) -> bool:
-        """Forget a worker that is going; returns whether it was known."""
+        """Forget a worker that is leaving. Return whether it was known."""
         return self._workers.pop(worker, None) is not None
 
     def frontend(self, says: FrontendSays, now: float) -> tuple[float, Counts] | None:
@@ -131,7 +131,7 @@ class Heard:
                 del self.frontends[client]
         for name, worker in list(self._workers.items()):
             if now - worker.seen_at > self._gone_s:
-                logger.warning("worker %s is silent; doing without it", name)
+                logger.warning("worker %s stopped reporting, and counts as dead", name)
                 del self._workers[name]
         self._avoided = {k: v for k, v in self._avoided.items() if now <= v[1]}
 
@@ -154,7 +154,7 @@ class Heard:
         self._room_mb |= room_mb
 
     def seen(self) -> Seen:
-        """The input of a brain."""
+        """Return the input of a brain."""
         in_order = sorted(self._workers.items(), key=lambda item: item[1].order)
         return Seen(
             {name: worker.says for name, worker in in_order},
@@ -167,12 +167,13 @@ class Heard:
         )
 
     def running(self, kinds: Iterable[str]) -> dict[str, int]:
-        """Number of running workers, by kind."""
+        """Return the number of running workers, by kind."""
         there = [worker.says.kind for worker in self._workers.values()]
         return {kind: there.count(kind) for kind in kinds}
 
     def known(self, kind: str, variants: Iterable[str]) -> dict[str, Any]:
-        """Known profiles and memory of variants on a kind of worker, in the form of `Wanted`."""
+        """Return the known profiles and memory of variants on a kind of worker, as fields of
+        `Wanted`."""
         keys = [(variant, kind) for variant in variants]
         return {
             "profiles": {key[0]: self.profiles[key] for key in keys if key in self.profiles},

@@ -1,5 +1,5 @@
-"""The planners `kairos` and `kairos_plus`: how many workers of which instance type there are, under
-a budget (Kairos §5.2)."""
+"""The planners `kairos` and `kairos_plus`. They decide the number of workers of each instance type
+within a budget (Kairos §5.2)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ class Kairos(PlannerPlugin):
     def check(cls, config: AppConfig, planner: PlannerConfig) -> None:
         name = planner.name
         if config.all_pipelines:
-            raise ValueError(f"planner.name: {name!r} plans for a model; a pipeline has 'loki'")
+            raise ValueError(
+                f"planner.name: {name!r} cannot plan a pipeline; choose 'loki' or 'auto'"
+            )
         if config.groups:
             raise ValueError(
                 f"groups: {name!r} plans `workers`; leave groups out, or choose the planner 'auto'"
@@ -46,8 +48,8 @@ class Kairos(PlannerPlugin):
             and not cls.simulates
         ):
             raise ValueError(
-                f"policy: {name!r} plans for what the policy {cls.default_policy!r} makes of its "
-                f"workers, got {own!r}; leave the policy out, or choose the planner 'auto'"
+                f"policy: {name!r} plans only for its default policy ({cls.default_policy}), "
+                f"got {own!r}; leave the policy out, or choose the planner 'auto'"
             )
         if len(config.models) > 1 or any(model.variants for model in config.models.values()):
             raise ValueError(
@@ -62,15 +64,15 @@ class Kairos(PlannerPlugin):
         for model, rate in planner.rates.items():
             if model not in config.models or not 0 < rate < math.inf:
                 raise ValueError(
-                    f"planner.rates.{model}: must be a positive rate of "
+                    f"planner.rates.{model}: must be a positive rate of the model "
                     f"{', '.join(config.models)}, got {rate}"
                 )
         given = cls.arguments(planner.kwargs)
         ((model, served),) = config.models.items()
         if (sizes := given.get("sizes")) and max(sizes) > served.max_batch_size:
             raise ValueError(
-                f"planner.kwargs.sizes: {max(sizes)} is more than {model!r} takes "
-                f"(max_batch_size is {served.max_batch_size})"
+                f"planner.kwargs.sizes: {max(sizes)} is more than max_batch_size of the model "
+                f"{model!r}, {served.max_batch_size}"
             )
         if (base := given.get("base")) is not None and base not in config.kinds:
             raise ValueError(
@@ -114,12 +116,13 @@ class Kairos(PlannerPlugin):
 
 
 class KairosPlus(Kairos):
-    """Also simulates its candidates."""
+    """The planner `kairos_plus`, which also simulates its candidates."""
 
     simulates = True
 
 
 def _sustained(policy: Callable[[], Policy], model: str) -> Sustained:
-    from ray_slo.simulation.sustained import sustained  # only one planner simulates
+    # The import is late, because only few planners simulate.
+    from ray_slo.simulation.sustained import sustained
 
     return functools.partial(sustained, policy, model)

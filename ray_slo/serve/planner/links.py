@@ -1,7 +1,7 @@
 """Connections of workers and frontends to the planner of their application.
 
-While it cannot be reached, they continue with its last answer. Every replica imports this module,
-so it does not import the planner, which takes long.
+While the planner cannot be reached, they continue with its last answer. Every replica imports this
+module. So it does not import the planner, which would take long.
 """
 
 from __future__ import annotations
@@ -37,27 +37,28 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_ANSWER_S = 10.0  # longer than a long poll
-_AGAIN_S = 0.3  # after the planner could not be reached
+_ANSWER_S = 10.0  # longest wait for an answer; it is longer than a long poll
+_AGAIN_S = 0.3  # pause after the planner could not be reached
 _RETRY_LOAD_S = 20.0
 _READ_CLOCKS_S = 10.0
 _UNREACHABLE = "unreachable"
 
 
 def planner_name(app_key: str) -> str:
-    """Name of the actor that plans an application; no group can have this name."""
+    """Return the name of the actor that plans an application. No group can have this name."""
     return f"{app_key}##planner"
 
 
 def get_or_create_planner(spec: AppSpec, app_key: str) -> Any:
-    """The actor that plans the application; made if there is none. Blocks."""
+    """Return the actor that plans the application. It is made if there is none. This call
+    blocks."""
     from ray_slo.serve.planner.actor import Planner
 
     return get_or_create(Planner, planner_name(app_key), spec, app_key)
 
 
 def find_planner(app_key: str) -> Any:
-    """The actor that plans the application. Blocks.
+    """Return the actor that plans the application. This call blocks.
 
     Raises:
         ValueError: there is none.
@@ -66,7 +67,8 @@ def find_planner(app_key: str) -> Any:
 
 
 class PlannerLink:
-    """A worker's or frontend's connection to the planner; it finds or makes a new one if needed."""
+    """A worker's or frontend's connection to the planner. It finds the planner's actor, or makes a
+    new one if there is none."""
 
     def __init__(self, spec: AppSpec, app_key: str) -> None:
         self._spec = spec
@@ -85,10 +87,10 @@ class PlannerLink:
         return self._actor
 
     async def ask(self, method: str, *args: Any) -> Any:
-        """The answer of one of its methods.
+        """Call a method of the planner, and return the answer.
 
         Raises:
-            Exception: the reason why it did not answer; it is looked up again next time.
+            Exception: the planner did not answer. It is looked up again next time.
         """
         try:
             if self._actor is None:
@@ -105,12 +107,13 @@ class PlannerLink:
 
 
 class Follower:
-    """A worker's side: gets orders from the planner, and carries them out one at a time.
+    """The worker's side of the connection. It gets orders from the planner, and carries them out
+    one at a time.
 
-    Make before break: the next variants are loaded while the last ones serve. Then the scheduler is
-    told what the worker serves now (in another group: that group's scheduler). Then the last ones
+    It makes before it breaks. The next variants are loaded while the last ones serve. Then the
+    scheduler, or that of the new group, is told what the worker serves now. Then the last variants
     finish their batches and are unloaded. With `make_before_break: false`, or without memory for
-    both, they are unloaded first, and the worker serves nothing in between.
+    both, the last variants are unloaded first, and the worker serves nothing in between.
 
     Args:
         kind: kind of the worker.
@@ -131,11 +134,11 @@ class Follower:
         self._worker = worker
         self._link = link or PlannerLink(spec, app_key)
         self._refs = spec.variants()
-        self._had: str | None = None  # id of the last answer
+        self._had: str | None = None  # id of the planner's last answer
         self._latest: Wanted | None = None
         self._group: str | None = None
         self._failures = itertools.count(1)
-        self._errors: dict[str, tuple[str, float]] = {}  # why, and number of the failure
+        self._errors: dict[str, tuple[str, float]] = {}  # reason and number of the failure
         self._retry_at: dict[str, float] = {}
         self._raised: dict[str, Exception] = {}
         self._ready = False
@@ -144,7 +147,7 @@ class Follower:
         self._make_first = spec.planner is None or spec.planner.make_before_break
 
     async def begin(self) -> None:
-        """Carry out the first orders; returns when the worker can serve.
+        """Carry out the first orders. Return when the worker can serve.
 
         Raises:
             Exception: the worker cannot serve, and ends.
@@ -161,18 +164,18 @@ class Follower:
             try:
                 await self._while_asking(self.do(await self._orders()))
             except Exception:
-                logger.exception("could not take up what is wanted")
+                logger.exception("could not carry out the planner's orders")
 
     async def _orders(self) -> Wanted:
-        """The newest orders that are not carried out yet."""
+        """Return the newest orders that are not carried out yet."""
         while (wanted := self._latest) is None:
             self._latest = await self._ask()
         self._latest = None
         return wanted
 
     async def _while_asking(self, doing: Coroutine[Any, Any, T]) -> T:
-        """Run it, and keep asking meanwhile: otherwise the planner would count the worker as
-        dead."""
+        """Run a coroutine, and continue to report meanwhile. Otherwise the planner would count the
+        worker as dead."""
         task = asyncio.ensure_future(doing)
         try:
             while not task.done():
@@ -186,14 +189,15 @@ class Follower:
             task.cancel()
 
     def leave(self) -> None:
-        """Tell the planner, if it is there, that the worker is leaving. Does not wait."""
+        """Tell the planner, if it can be reached, that the worker is leaving. Do not wait for an
+        answer."""
         try:
             self._link.actor.leave.remote(self._worker.id)
-        except Exception as error:  # it will notice that reports stop
-            logger.info("could not take leave: %r", error)
+        except Exception as error:  # the planner will notice that reports stop
+            logger.info("could not tell the planner that this worker leaves: %r", error)
 
     def says(self) -> WorkerSays:
-        """The worker's report."""
+        """Return the worker's report."""
         worker, memory = self._worker, self._worker.memory
         return WorkerSays(
             worker.id,
@@ -226,10 +230,10 @@ class Follower:
         return wanted
 
     async def first(self, wanted: Wanted) -> bool:
-        """Carry out orders for the first time; an exception here ends the worker.
+        """Carry out orders for the first time. An exception here ends the worker.
 
-        Returns whether the worker can begin to serve; otherwise it carries out the next orders
-        first.
+        Returns:
+            Whether the worker can begin to serve. Otherwise it carries out the next orders first.
         """
         self._worker.will_load(len(wanted.keep))
         await self.do(wanted)
@@ -241,7 +245,7 @@ class Follower:
                     continue
                 if {v for v, ref in self._refs.items() if ref.model == task} <= {*wanted.keep}:
                     raise error  # none of its variants can be loaded
-                return False  # the planner learns of it, and changes the orders
+                return False  # the planner learns of the error, and changes the orders
         self._worker.check_slo()
         return True
 
@@ -274,7 +278,8 @@ class Follower:
             await worker.unload(extra)
 
     def _has_room(self, missing: list[str], wanted: Wanted) -> bool:
-        """Whether there is memory for these variants beside the loaded ones, as far as known."""
+        """Return whether there is memory for these variants beside the loaded ones, as far as is
+        known."""
         memory = self._worker.memory
         loaded_mb = sum(load + batch for load, batch, _ in memory.variants.values())
         more_mb = sum(wanted.memory_mb.get(variant, 0.0) for variant in missing)
@@ -302,13 +307,14 @@ class Follower:
 
 
 class FrontendLink:
-    """A frontend's side: counts requests, reports the counts to the planner, and gets the routes.
+    """The frontend's side of the connection. It counts requests, reports the counts to the planner,
+    and gets the routes.
 
     Args:
-        client: the frontend's id.
+        client: id of the frontend.
         channel: channel to its scheduler.
-        router: the same, if there are groups.
-        link: link to the planner; default: to that of the application.
+        router: the same channel, if there are groups.
+        link: link to the planner. Default: to that of the application.
     """
 
     def __init__(
@@ -332,7 +338,7 @@ class FrontendLink:
         self._bad: Counter[str] = Counter()
         self._tuned: dict[str, Any] = {}
         self._profiles: Mapping[Key, LatencyProfile] = {}
-        self._clocks: dict[str, float] = {}  # seconds by which they are ahead of ours
+        self._clocks: dict[str, float] = {}  # lead of other clocks over this one's, in seconds
         self._applied = ("", -1)
         self._remind = False  # whether the planner may be a new one
         self._decided_at: float | None = None
@@ -364,13 +370,13 @@ class FrontendLink:
             self._made.setdefault(variant, Counter()).update(made)
 
     def tune(self, kwargs: Mapping[str, Any]) -> None:
-        """Change arguments of the planner from those of the specification; every actor that plans
-        the application is told from now on."""
+        """Change arguments of the planner from those of the specification. From now on, every actor
+        that plans the application is told."""
         self._tuned = dict(kwargs)
 
     async def status(self) -> dict[str, Any]:
-        """The status of the scheduler or the groups, and of the planner, or what is known of the
-        plan without it."""
+        """Return the status of the scheduler or the groups, and of the planner. If the planner
+        cannot be reached, return what is known of the plan."""
         told = await self._channel.status()
         try:
             plan: dict[str, Any] = await in_time(self._link.actor.status.remote(), 3.0)
@@ -399,7 +405,8 @@ class FrontendLink:
 
         Raises:
             ConnectionError: the planner cannot be reached.
-            ConfigError, UnknownModel: no groups, no such group, no such model.
+            ConfigError: there are no groups, or there is no such group.
+            UnknownModel: there is no such model.
         """
         await self._link.actor.move.remote(model, group)
 

@@ -38,12 +38,12 @@ class Loki(PlannerPlugin):
         if not config.all_pipelines:
             raise ValueError(
                 "planner.name: 'loki' plans a pipeline, and there is none; "
-                "choose 'auto', which plans all shapes"
+                "choose 'auto', which plans any application"
             )
         if pipeline is None:
             raise ValueError(
-                "planner.name: 'loki' plans one pipeline, whose tasks have code of their own, and "
-                f"nothing beside it; there are {', '.join(config.roots)}"
+                "planner.name: 'loki' plans one pipeline and nothing else, and each task must have "
+                f"its own code; there are {', '.join(config.roots)}; choose 'auto'"
             )
         if config.groups:
             raise ValueError(
@@ -51,24 +51,24 @@ class Loki(PlannerPlugin):
             )
         if len(kinds) > 1:
             raise ValueError(
-                f"workers: the planner 'loki' plans for workers that are alike, but there are "
+                f"workers: the planner 'loki' plans for one kind of worker, but there are "
                 f"{', '.join(kinds)}; name one kind, or choose 'auto'"
             )
         if none := [kind for kind, worker in kinds.items() if worker.least_replicas < 1]:
             raise ValueError(
                 f"workers.{none[0]}.min_replicas must be at least 1 with the "
-                "planner 'loki', got 0; choose 'auto' for none"
+                "planner 'loki', got 0; only the planner 'auto' allows 0"
             )
         for task, rate in planner.rates.items():
             if task != pipeline.root:
                 raise ValueError(
-                    f"planner.rates.{task}: must be of the root, {pipeline.root!r}"
+                    f"planner.rates.{task}: only the root task, {pipeline.root!r}, can have a rate"
                     f"{nearest(task, [pipeline.root])}"
                 )
             if not 0 < rate < math.inf:
                 raise ValueError(f"planner.rates.{task} must be positive, got {rate}")
         slo_s = pipeline.latency_slo_ms / 1e3
-        try:  # with any profiles; they do not matter here
+        try:  # only the arguments are checked, so any profile will do
             loki.Problem(
                 pipeline.loki_tasks(lambda _: LatencyProfile([slo_s])),
                 demand=1.0,

@@ -1,4 +1,4 @@
-"""Decides when an application is planned, puts plans into effect, and logs them."""
+"""Decides when to plan an application, puts plans into effect, and logs them."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Pace:
 
     Attributes:
         step_s: between two checks of what is due.
-        poll_s: a worker's long poll returns after this time, so that silent ones are noticed.
-        report_s: a frontend's long poll returns after this time; it reports twice a second.
+        poll_s: longest time of a worker's long poll, so that workers that are gone are noticed.
+        report_s: longest time of a frontend's long poll. So frontends report twice a second.
         gone_s: workers and frontends count as dead after this silence.
         gap_s: least time between plans.
         retry_s: time until the next attempt after planning failed.
@@ -97,7 +97,7 @@ class Planning:
         self._changed = asyncio.Event()
 
     def configure(self, spec: AppSpec) -> None:
-        """Take over a specification whose differences do not matter to replicas."""
+        """Take over a specification that differs only in ways that do not matter to replicas."""
         self._spec = spec
         self.brain.configure(planner_of(spec).setting(spec))
 
@@ -132,7 +132,7 @@ class Planning:
             logger.info("arguments of the planner: %s", dict(says.tuned))
 
     def answer(self, client: str) -> FrontendHears:
-        """The answer to a frontend."""
+        """Return the answer to a frontend's report."""
         now = time.monotonic()
         age_s = None if self.planned_at is None else now - self.planned_at
         why = self.heard.load_errors.values() if self.error else ()
@@ -162,7 +162,7 @@ class Planning:
         return {kind: (self.brain.target(kind), n) for kind, n in running.items()}
 
     def refresh(self) -> None:
-        """Compute the orders of workers and frontends; send them if they changed."""
+        """Compute the orders of workers and frontends, and send them if they changed."""
         before = self.number, {w: orders(v) for w, v in self.wanted.items()}
         hopeless = self.planned_at is None and self.error is not None
         seen = self.heard.seen()
@@ -183,18 +183,18 @@ class Planning:
         self._changed = asyncio.Event()
 
     async def news(self, until: float) -> None:
-        """Wait for the next `_tell`, at most until then."""
+        """Wait for the next `_tell`, at most until this time (`time.monotonic()` seconds)."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._changed.wait(), max(until - time.monotonic(), 0.0))
 
     # -- calls by people -------------------------------------------------------------------
 
     def move(self, model: str, group: str) -> None:
-        """Serve a model in another group from now on (until a planner decides otherwise).
+        """Serve a model in another group from now on, until a planner decides otherwise.
 
         Raises:
-            UnknownModel: no such model.
-            ConfigError: no such group, no groups, or no layout of them yet.
+            UnknownModel: there is no such model.
+            ConfigError: there is no such group, there are no groups, or they have no layout yet.
         """
         try:
             why = self.brain.move(model, group)
@@ -207,13 +207,13 @@ class Planning:
         self._go_by(time.monotonic(), why, "moved by hand")
 
     async def replan(self, says: FrontendSays | None = None) -> None:
-        """Plan now; returns when that is done.
+        """Plan now, and return when that is done.
 
         Args:
-            says: the next report of the asking frontend.
+            says: the next report of the frontend that asks.
 
         Raises:
-            ConfigError: there is no planner, no input yet, or no plan; with the reason.
+            ConfigError: there is no planner, no input yet, or no plan. The message has the reason.
         """
         if self._spec.planner is None:
             raise ConfigError("the application has no planner; name one, or move models by hand")
@@ -225,10 +225,10 @@ class Planning:
         await asyncio.wait([self._running])
 
     async def dry_run(self) -> dict[str, Any]:
-        """What it would plan now, and why, beside what runs; nothing is changed.
+        """Return what the planner would do now, and what runs now. Nothing is changed.
 
         Raises:
-            ConfigError: there is no input yet, or no plan; with the reason.
+            ConfigError: there is no planner, no input yet, or no plan. The message has the reason.
         """
         if not self._spec.planned:
             raise ConfigError(
@@ -255,7 +255,7 @@ class Planning:
         }
 
     def status(self) -> dict[str, Any]:
-        """The part of `ray-slo status` about the plan."""
+        """Return the part of `ray-slo status` about the plan."""
         now = time.monotonic()
         state = "planned" if self.planned_at is not None else "starting"
         if self.planned_at is None and self.heard.successor:
@@ -310,7 +310,7 @@ class Planning:
             self._plan_now(now, trigger)
 
     def _go_by(self, now: float, why: str, trigger: str) -> None:
-        """Use the brain's decision without a plan."""
+        """Put the brain's decision into effect without a new plan."""
         self.planned_at, self._why = now, why
         self.refresh()
         self._note(now, trigger, {"workers": self.heard.running(self._spec.workers)}, Verdict(why))
@@ -329,7 +329,7 @@ class Planning:
         return ""
 
     def _plan_now(self, now: float, trigger: str) -> str:
-        """Begin to plan; returns why that is not possible, or ""."""
+        """Begin to plan. Return why that is not possible, or ""."""
         self.heard.learn()
         seen = self.heard.seen()
         try:
@@ -350,7 +350,7 @@ class Planning:
         return ""
 
     async def _plan(self, problem: Any, now: float, trigger: str, inputs: dict[str, Any]) -> None:
-        """Make a plan and use it. If anything fails, the last plan stays."""
+        """Make a plan, and put it into effect. If anything fails, the last plan stays."""
         began = time.monotonic()
         try:
             verdict = self.brain.adopt(problem, await self._aside(self.brain.solve, problem))
@@ -414,13 +414,13 @@ class Planning:
 
 
 def orders(wanted: Wanted) -> tuple[Any, ...]:
-    """A worker's orders, without profiles, which change all the time."""
+    """Return a worker's orders without the profiles, which change all the time."""
     return wanted.assigned, wanted.keep, wanted.group
 
 
 def _predicted(spec: AppSpec, expected: Mapping[str, Expected]) -> dict[str, Expected]:
-    """A brain's predictions by root. It plans a network without an accuracy as one of 100 %, which
-    would be no prediction."""
+    """Return a brain's predictions by root, without accuracies that no user gave. (A brain plans a
+    network of unknown accuracy as if it had 100 %.)"""
     unknown = {ref.model for ref in spec.variants().values() if ref.accuracy is None}
     return {
         root: said._replace(accuracy=None)

@@ -30,22 +30,23 @@ _CONFIGURED = "ray_slo.serve.planner.groups:Groups"
 
 
 class PlannerPlugin:
-    """A planner for the config; no instance is made.
+    """A planner that a config can name. The class is used as it is, without instances.
 
     Attributes:
         Arguments: the fields of `planner.kwargs`.
         makes_groups: it plans serving groups, and does not decide what workers load.
         chooses_groups: it chooses the group of models that no group lists, and may move them.
-        default_policy: default policy of an application with this planner; None: as without a
-            planner.
+        default_policy: default policy of an application with this planner. None: the same one as
+            without a planner.
         assigns: it decides which variants a worker serves, and for which share of the load.
         tunable: its arguments can be changed while it runs.
         interval_s: default time between plans, seconds.
         unused: fields of `planner` that it does not read.
-        reads_workers: fields of `workers` for planners (price_per_hour) that it reads.
+        reads_workers: those fields of `workers` that only planners read (price_per_hour), and that
+            this one reads.
         reads_classes: its plan uses the SLO classes.
         scales: it decides how many workers there are.
-        waits: its brain itself waits before it wants more or fewer workers.
+        waits: its brain waits by itself before it asks for more or fewer workers.
     """
 
     Arguments: ClassVar[type[BaseModel]]
@@ -71,19 +72,19 @@ class PlannerPlugin:
 
     @classmethod
     def replica_bounds(cls, worker: WorkerConfig, planner: PlannerConfig) -> tuple[int, int] | None:
-        """Least and largest number of workers of a kind that it may want; None: always
-        `num_replicas`."""
+        """Return the least and largest number of workers of a kind that the planner may ask for.
+        None: always `num_replicas`."""
         return None
 
     @classmethod
     def policy_kwargs(
         cls, config: AppConfig, planner: PlannerConfig, given: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Arguments of its default policy: the given ones, and those that follow from the
-        application.
+        """Return the arguments of its default policy: the given ones, and those that follow from
+        the application.
 
         Raises:
-            ValueError: a given argument follows from the application.
+            ValueError: an argument was given that follows from the application.
         """
         return dict(given)
 
@@ -99,20 +100,20 @@ class PlannerPlugin:
 
     @classmethod
     def arguments(cls, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """`planner.kwargs`, checked; without the defaults.
+        """Check `planner.kwargs`, and return them without the defaults.
 
         Raises:
-            ValueError: one line per mistake: field, value, valid choices.
+            ValueError: one line per mistake, with the field, the value and the valid choices.
         """
         made = validated(cls.Arguments, dict(kwargs), "planner.kwargs")
         return {name: getattr(made, name) for name in made.model_fields_set}
 
 
 def planner_class(name: str) -> type[PlannerPlugin]:
-    """A planner from its name or "module:Class".
+    """Return the planner with this name or "module:Class".
 
     Raises:
-        ValueError: unknown; lists the valid names.
+        ValueError: it is unknown. The message lists the valid names.
     """
     if name not in PLANNERS and ":" not in name:
         raise ValueError(
@@ -144,8 +145,8 @@ def make_brain(spec: AppSpec) -> Brain:
 
 
 def arguments_of(problem: type[Any], *, without: set[str]) -> type[BaseModel]:
-    """A pydantic model of a planner's problem (a dataclass), without fields that are measured or
-    follow from the application."""
+    """Return a pydantic model of a planner's problem (a dataclass). It leaves out fields that are
+    measured or follow from the application."""
     hints = get_type_hints(problem)
     given: dict[str, Any] = {}
     for field in fields(problem):

@@ -1,6 +1,6 @@
-"""In Serve's proxies: bounds, early refusals, failover, HTTP and gRPC.
+"""Code that runs in Serve's proxies: bounds, early refusals and failover, for HTTP and gRPC.
 
-`RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=ray_slo.serve.proxy:middlewares` loads it into them.
+`RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=ray_slo.serve.proxy:middlewares` loads it there.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def middlewares() -> list[Middleware]:
-    """The middlewares that Serve's HTTP proxy runs around every request."""
-    # Lazy: `ray-slo-haproxy` shares this package and must start without Ray.
+    """Return the middlewares that Serve's HTTP proxy runs around every request."""
+    # The import is late, because `ray-slo-haproxy` shares this package and must start without Ray.
     from ray_slo.serve.proxy.bounds import middlewares as make
 
     return make()

@@ -1,4 +1,5 @@
-"""The door in Serve's proxy, for HTTP: requests wait there before they cost anything.
+"""The admission control in Serve's proxy (the door), for HTTP. Requests wait here before they cost
+anything.
 
 Small bodies are read here. So a slow client occupies no frontend, and a busy proxy does not look
 like a slow client.
@@ -29,7 +30,7 @@ from ray_slo.serve.proxy.gate import Ticket
 from ray_slo.serve.ray_private.http_head import ARRIVAL
 
 _CAPACITY = CAPACITY_HEADER.encode()
-_LATENCY = LATENCY_HEADER.encode()  # of an answer: time in the frontend
+_LATENCY = LATENCY_HEADER.encode()  # header of an answer with the time in the frontend
 _WHOLE, _REFUSED = WHOLE_HEADER.encode(), REFUSED_HEADER.encode()
 _SMALL_BYTES = 2**20
 _HAS_BODY = {b"content-length", b"transfer-encoding"}
@@ -57,10 +58,10 @@ class AdmissionMiddleware:
             return
         lingering = _Lingering(scope, receive, send)
         await self._answer(scope, lingering.receive, lingering.send, num_bytes)
-        await lingering.finish()  # it has left the door, and no other request waits for it
+        await lingering.finish()  # the request has left the door, so no other one waits for it
 
     async def _answer(self, scope: Any, receive: Any, send: Any, num_bytes: int | None) -> None:
-        """Let a request wait at the door, and then be answered.
+        """Let a request wait for admission, and then be answered.
 
         Args:
             num_bytes: declared size of the body.
@@ -97,8 +98,9 @@ class AdmissionMiddleware:
             self._door.leave(ticket)
 
     def _watched(self, send: Any, place: tuple[str, str], ticket: Ticket) -> Any:
-        """`send` without the frontend's capacity header, which is not for the client. The request
-        leaves the door before its answer ends: the client's next request must not find it there."""
+        """Return `send` without the frontend's capacity header, which is not for the client. The
+        request leaves the door just before the end of its answer, so that the client's next request
+        does not find it there."""
         let_in = time.monotonic()
 
         async def watched(message: Any) -> None:
@@ -119,7 +121,7 @@ class AdmissionMiddleware:
 
 
 def _declared(headers: Any) -> int | None:
-    """The declared size of a body, bytes."""
+    """Return the declared size of a body, in bytes, or None."""
     declared = dict(headers).get(b"content-length", b"")
     return int(declared[:18]) if declared.isdigit() else None
 
@@ -129,13 +131,13 @@ def _is_json(headers: Any) -> bool:
 
 
 class _Lingering:
-    """`receive` and `send` of a request with a large body, then `finish`. Its client gets the
-    answer while it is still sending. If a connection is closed with unread data, the answer is
-    lost. So the answer's end waits until `finish` has read the rest."""
+    """`receive` and `send` of a request with a large body. Its client may get the answer while it
+    is still sending. If a connection is closed with unread data, the answer is lost. So the end of
+    the answer waits until `finish` has read the rest."""
 
     def __init__(self, scope: Any, receive: Any, send: Any) -> None:
         names = {name for name, _ in scope["headers"]}
-        # A client that sends "expect" waits for us before it sends a body.
+        # A client that sends the header "expect" waits for permission to send the body.
         self._more = bool(names & _HAS_BODY) and b"expect" not in names
         self._receive, self._send = receive, send
         self._owes_end = False
@@ -149,7 +151,7 @@ class _Lingering:
         is_last = message["type"] == "http.response.body" and not message.get("more_body")
         if is_last and self._more:
             self._owes_end = True
-            message = {**message, "more_body": True}  # the client gets it now; we disconnect later
+            message = {**message, "more_body": True}  # sent now; `finish` ends the answer
         await self._send(message)
 
     async def finish(self) -> None:
@@ -166,7 +168,7 @@ class _Lingering:
 
 
 class _Replayed:
-    """`receive` of a request whose body was already read."""
+    """The `receive` of a request whose body was already read."""
 
     def __init__(self, body: bytes, receive: Any) -> None:
         self._body: bytes | None = body

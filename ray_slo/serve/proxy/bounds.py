@@ -1,9 +1,9 @@
-"""Our middlewares in Serve's proxies: bounds, admission (`admission`) and failover (`http`).
+"""The middlewares in Serve's proxies: bounds, admission (`admission`) and failover (`http`).
 
-`BoundsMiddleware` refuses headers that would break Serve's proxy, which decodes some that are not
-text. It also refuses bodies that would fill the proxy's memory: Serve's proxy reads a whole body,
-also if no replica reads it. Serve loads the middleware from the environment of the machine that
-runs the proxy::
+`BoundsMiddleware` refuses headers that would break Serve's proxy: the proxy decodes headers that
+may not be text. It also refuses bodies that would fill the proxy's memory: the proxy reads a whole
+body, even if no replica reads it. Serve loads the middleware from the environment of the machine
+that runs the proxy::
 
     RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=ray_slo.serve.proxy:middlewares
 
@@ -31,7 +31,7 @@ from ray_slo.serve.proxy.direct import DirectMiddleware
 from ray_slo.serve.proxy.door import shared
 from ray_slo.serve.proxy.http import FailoverMiddleware
 
-_MAX_HEADERS_BYTES = 65_536  # all of them together
+_MAX_HEADERS_BYTES = 65_536  # largest size of all headers together
 _MAX_VALUE = 256  # characters of a header that Serve or ray-slo reads
 _READ = {
     name.lower().replace("-", "_").encode()
@@ -47,10 +47,11 @@ _READ = {
 
 
 class BoundsMiddleware:
-    """Refuse headers that are too large or not text (400, 431), and too large bodies (413).
+    """Refuses headers that are too large or not text (400, 431), and bodies that are too large
+    (413).
 
     Args:
-        max_body_bytes: largest body for any application behind this proxy.
+        max_body_bytes: largest body for any application behind this proxy, in bytes.
     """
 
     def __init__(self, app: Any, max_body_bytes: int) -> None:
@@ -65,7 +66,7 @@ class BoundsMiddleware:
         if scope["type"] == "websocket":
             if refusal is None:
                 await self._app(scope, receive, send)
-            else:  # before it is accepted: HTTP's 403
+            else:  # closing it before it is accepted gives HTTP status 403
                 await send({"type": "websocket.close", "code": 1008})
             return
         declared = dict(scope["headers"]).get(b"content-length", b"")
@@ -77,7 +78,8 @@ class BoundsMiddleware:
         await self._bounded(scope, receive, send)
 
     async def _bounded(self, scope: Any, receive: Any, send: Any) -> None:
-        """Serve takes the client for gone when its body is too large, and we answer it."""
+        """Pass a request on, and count its body. If the body is too large, Serve is told that the
+        client left, and this middleware answers."""
         size = 0
         started = refused = False
 
@@ -134,8 +136,8 @@ def _bad_headers(headers: Any) -> Response | None:
 
 
 def middlewares() -> list[Middleware]:
-    """What Serve's proxy callback returns. With HAProxy, Serve calls it in ingress replicas: there
-    HAProxy has the door and sends requests again (`haproxy`)."""
+    """Return the middlewares for Serve's proxy callback. With HAProxy, Serve calls this in ingress
+    replicas; admission and failover are then in HAProxy (`haproxy`)."""
     from ray_slo.serve.grpc import MESSAGE_OVERHEAD
     from ray_slo.serve.memory import give_back
     from ray_slo.serve.ray_private import grpc_server
@@ -148,7 +150,7 @@ def middlewares() -> list[Middleware]:
     bound_heads()
     accept_many()
     bounds = Middleware(BoundsMiddleware, max_body_bytes=max_body_bytes)
-    # Serve puts each around those before it: the last one sees a request first.
+    # Serve wraps each middleware around those before it, so the last one sees a request first.
     if _is_replica():
         return [Middleware(DirectMiddleware), bounds]
     return [Middleware(FailoverMiddleware), Middleware(AdmissionMiddleware, door=shared()), bounds]

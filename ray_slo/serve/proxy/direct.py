@@ -1,9 +1,9 @@
-"""Read what HAProxy wrote into a request, in the ingress replicas to which HAProxy sends it.
+"""Reads the headers that HAProxy wrote into a request, in the ingress replicas behind HAProxy.
 
-HAProxy writes when it got a request, and the SLO counts from then. In the meantime the body may
+HAProxy writes the time when it got a request, and the SLO counts from then. Meanwhile the body may
 have arrived slowly, or another frontend may have died with the request. HAProxy also gives the
 request an id. If the request's hooks ran when a frontend ended, the next frontend does not run it.
-A client may write the same headers, so they count only if HAProxy has our rules.
+A client may write the same headers, so they count only if HAProxy has the rules of ray-slo.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _ARRIVED, _ATTEMPT = ARRIVED_HEADER.encode(), ATTEMPT_HEADER.encode()
 
 
 class DirectMiddleware:
-    """Tells the frontend of this process when a request came and when its client gives up; refuses
-    a request that may have ended another frontend."""
+    """Gives the frontend of this process the time when a request came, and the time when its client
+    gives up. Refuses a request that may have ended another frontend."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -57,7 +57,8 @@ class DirectMiddleware:
 
 
 def before_s(metadata: Mapping[str, str]) -> float:
-    """Time since HAProxy got a gRPC call, seconds; 0 if it is unknown, or there is no HAProxy.
+    """Return the time since HAProxy got a gRPC call, in seconds. It is 0 if it is unknown, or if
+    there is no HAProxy.
 
     Raises:
         FrontendLost: the call may have ended another frontend.

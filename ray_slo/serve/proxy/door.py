@@ -1,4 +1,5 @@
-"""The door in Serve's proxy: decides which requests go on to the frontends, and when.
+"""The door: the admission control in Serve's proxy. It decides which requests go on to the
+frontends, and when.
 
 HTTP (`admission`) and gRPC (`grpc`) share the way to the frontends, so they share the door. Its
 rules are those of `gate`. Frontends report their capacity with their answers (`CAPACITY_HEADER`).
@@ -21,18 +22,17 @@ from ray_slo.serve.frontend.http import too_large
 from ray_slo.serve.proxy.gate import NOTHING, Door, Gate, Known, Ticket
 from ray_slo.serve.proxy.modes import HAPROXY_ENV, has_haproxy_of_ours
 
-_ORDERED_BY_S = 1.0  # seconds to the assumed deadline of a request with an unknown one
-_PLACES_KEPT = 1024
-_WAY_S, _WAY_OF_SLO = (
-    0.05,
-    0.15,
-)  # to a frontend and back: if it takes longer, the proxy is too busy
+_ORDERED_BY_S = 1.0  # a request with an unknown deadline is ordered as if it had this time left
+_PLACES_KEPT = 1024  # largest number of known places
+# If the way to a frontend and back takes longer than the larger of these (seconds, share of the
+# SLO), the proxy is too busy.
+_WAY_S, _WAY_OF_SLO = 0.05, 0.15
 # Requests on their way at a time: at first, least, most; increase per answer, and factor of a
 # decrease.
 _FIRST, _LEAST, _MOST, _MORE, _FEWER = 64.0, 16.0, 2000.0, 0.5, 0.8
-_PIONEERS = 16  # requests on their way to an unknown place
-_LEAST_OF_SLO = 0.25  # upper bound of `least_s`, in SLOs: a slow place may become fast again
-_FORGET = 1.01  # per answer: the least time covers about the last hundred answers
+_PIONEERS = 16  # largest number of requests on their way to an unknown place
+_LEAST_OF_SLO = 0.25  # upper bound of `least_s`, in SLOs, because a slow place may become fast
+_FORGET = 1.01  # factor of `least_s` per answer, so that it covers about the last 100 answers
 
 
 class Place(NamedTuple):
@@ -40,9 +40,9 @@ class Place(NamedTuple):
 
     Attributes:
         known: capacity of its frontends.
-        slo_s: SLO of its model, seconds.
-        max_body_bytes: largest body that they accept.
-        max_json_bytes: the same for JSON.
+        slo_s: SLO of its model, in seconds.
+        max_body_bytes: largest body that the frontends accept, in bytes.
+        max_json_bytes: largest JSON body that they accept, in bytes.
     """
 
     known: Known
@@ -71,7 +71,7 @@ class ProxyDoor:
         self._door = Door()
         self._door.gate.window = _FIRST
         self._cut_at = 0.0
-        self._places: dict[Hashable, Place] = {}  # places of our applications
+        self._places: dict[Hashable, Place] = {}  # places of applications of ray-slo
         self._pioneers: dict[Ticket, Hashable] = {}
         self._first: Counter[Hashable] = Counter()  # requests on their way to unknown places
         self._news = asyncio.Event()  # set when such a place becomes known
@@ -84,7 +84,8 @@ class ProxyDoor:
         return self._door.gate
 
     def slo_s(self, place: Hashable) -> float | None:
-        """SLO of the place's model, seconds; None if none of our applications is known there."""
+        """Return the SLO of the place's model, in seconds. None if no application of ray-slo is
+        known there."""
         seen = self._places.get(place)
         return None if seen is None else seen.slo_s
 
@@ -117,14 +118,14 @@ class ProxyDoor:
 
         Args:
             arrival: `time.monotonic()` seconds.
-            budget_s: time from its arrival to the deadline, seconds; None: unknown.
+            budget_s: time from its arrival to the deadline, in seconds. None: unknown.
             num_bytes: size of the body, if known.
             is_json: whether the body is declared as JSON.
-            is_ours: whether it is for one of our applications, even if none has answered there.
-                Then only a few go on until one has answered.
+            is_ours: whether the request is for an application of ray-slo, even if that has not
+                answered yet. Then only a few requests go on until one is answered.
 
         Raises:
-            RefusedEarly: it would be late.
+            RefusedEarly: the request would be late.
             BodyTooLarge: its body is too large.
         """
         deadline = arrival + (_ORDERED_BY_S if budget_s is None else budget_s)
@@ -153,8 +154,8 @@ class ProxyDoor:
         return ticket
 
     async def _is_pioneer(self, place: Hashable, deadline: float) -> bool:
-        """Whether this request is one of the few that explore an unknown place. While others do
-        that, it waits until its deadline (`time.monotonic()` seconds)."""
+        """Return whether this request is one of the few that go to an unknown place. While others
+        are on their way there, it waits until its deadline (`time.monotonic()` seconds)."""
         while place not in self._places and self._first[place] >= _PIONEERS:
             try:
                 await asyncio.wait_for(self._news.wait(), deadline - time.monotonic())
@@ -181,19 +182,19 @@ class ProxyDoor:
         self._news = asyncio.Event()
 
     def refused_before(self, place: Hashable) -> int:
-        """Number of refusals since the last call."""
+        """Return the number of refusals since the last call."""
         return self._refused.pop(place, 0)
 
     def heard(
         self, place: Hashable, said: str, took_s: float | None, inside_s: float | None
     ) -> None:
-        """Learn from an answer of one of our frontends.
+        """Learn from an answer of a frontend of ray-slo.
 
         Args:
             said: the capacity of its frontends, separated by semicolons: requests/s, SLO in ms,
                 requests that they keep, largest body in bytes, largest JSON body in bytes.
-            took_s: time from the door to the answer, seconds; None for an error.
-            inside_s: the part of it inside the frontend and its workers; None: unknown.
+            took_s: time from the admission to the answer, in seconds. None for an error.
+            inside_s: part of this time in the frontend and its workers, in seconds. None: unknown.
         """
         rate, slo_ms, most, *sizes = map(float, said.split(";"))
         max_body_bytes, max_json_bytes = map(int, sizes)
@@ -224,8 +225,8 @@ class ProxyDoor:
 
 
 def has_door_before() -> bool:
-    """Whether requests pass a door of ours before they reach the frontends of this machine. Without
-    one, a client may have written the headers that a door would write."""
+    """Return whether requests pass a door before they reach the frontends of this machine. Without
+    a door, a client may have written the headers that a door writes."""
     if os.environ.get(HAPROXY_ENV) == "1":
         return has_haproxy_of_ours()
     return os.environ.get(PROXY_CALLBACK_ENV) == PROXY_CALLBACK
@@ -235,7 +236,7 @@ _shared: ProxyDoor | None = None
 
 
 def shared() -> ProxyDoor:
-    """The door of this process."""
+    """Return the door of this process."""
     global _shared
     _shared = _shared or ProxyDoor()
     return _shared

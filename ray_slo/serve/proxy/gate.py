@@ -1,4 +1,4 @@
-"""The rules of a door: which requests go on, in what order, and which would be late.
+"""The rules of admission: which requests go on, in what order, and which would be late.
 
 On its way to the scheduler, a request costs milliseconds of CPU time. If thousands come at once and
 all go on together, each waits for all the others, and none is in time. So one or a few go on per
@@ -7,7 +7,7 @@ before it costs more. There are two reasons: too many requests wait before it he
 gone on than the workers can answer by its deadline. In a proxy, this happens before a frontend sees
 the request.
 
-`Gate` makes the decisions, without event loop and clock. In `Door`, coroutines wait.
+`Gate` makes the decisions, without an event loop or a clock. `Door` lets coroutines wait for them.
 """
 
 from __future__ import annotations
@@ -23,21 +23,23 @@ from typing import NamedTuple
 
 from ray_slo.serve.errors import RefusedEarly
 
-_SLACK = 2.0  # times what workers can do by a deadline: the scheduler chooses among them
-_FEW = 64  # this number may always be on its way
-_MOST_WAITING = 2000
-_HOPELESS = 8  # refusals per turn, so that requests that can be in time need not wait for them
+# Requests that go on, as a multiple of what the workers can do by the deadline. The scheduler then
+# chooses among them.
+_SLACK = 2.0
+_FEW = 64  # this many requests may always be on their way
+_MOST_WAITING = 2000  # largest number of waiting requests
+_HOPELESS = 8  # largest number of refusals per turn, so that other requests need not wait for them
 _AGAIN_S = 1.0  # seconds until a refused client may try again, if nothing is known
-_NEWEST = 0.1  # weight of the newest interval between two that went on
+_NEWEST = 0.1  # weight of the newest interval between two requests that went on
 
 
 class Known(NamedTuple):
     """Known capacity of the frontends and workers that will answer a request.
 
     Attributes:
-        rate: requests/s that the workers can answer; None: unknown.
-        most: number of requests that the frontends keep; None: unknown.
-        least_s: least time that a request needs from here, seconds.
+        rate: requests per second that the workers can answer. None: unknown.
+        most: number of requests that the frontends keep. None: unknown.
+        least_s: least time that a request needs from here to its answer, in seconds.
     """
 
     rate: float | None = None
@@ -53,11 +55,12 @@ class Ticket:
     """A request at the gate.
 
     Attributes:
-        deadline: seconds of the host's clock.
-        known: capacity for it. If the rate is known, the gate's window applies to it.
-        may_refuse: False if it goes on in any case.
-        told: called once, when it goes on (None) or is refused.
-        inside: whether it went on.
+        number: number of the request, in order of arrival.
+        deadline: deadline in seconds of the host's clock.
+        known: capacity for the request. If the rate is known, the gate's window applies to it.
+        may_refuse: False if the request goes on in any case.
+        told: called once: with None when the request goes on, or with the error of its refusal.
+        inside: whether the request went on.
     """
 
     number: int
@@ -76,8 +79,8 @@ class Gate:
     """Lets requests on one by one, the earliest deadline first.
 
     Args:
-        most: number of requests that may wait; beyond that, the one with the latest deadline is
-            refused.
+        most: number of requests that may wait. If there are more, the one with the latest deadline
+            is refused.
 
     Attributes:
         window: a request whose `rate` is known goes on while fewer than this with earlier deadlines
@@ -89,10 +92,10 @@ class Gate:
         self.window = math.inf
         self._numbers = itertools.count()
         self._waiting: dict[tuple[float, int], Ticket] = {}
-        self._order: list[tuple[float, int]] = []  # keys of those
-        self._inside: list[tuple[float, int]] = []  # keys of those that went on and are not done
-        self._interval_s = 0.0  # time between two that go on while others wait
-        self._last_at: float | None = None  # when the last one went on, if others waited
+        self._order: list[tuple[float, int]] = []  # sorted keys of the waiting requests
+        self._inside: list[tuple[float, int]] = []  # sorted keys of requests that are on their way
+        self._interval_s = 0.0  # mean time between two requests that go on while others wait
+        self._last_at: float | None = None  # time when the last one went on, if others waited
 
     @property
     def waiting(self) -> int:
@@ -110,10 +113,10 @@ class Gate:
         known: Known = NOTHING,
         may_refuse: bool = True,
     ) -> Ticket | None:
-        """A request arrived; None if it is refused at once.
+        """Take a request that arrived. Return its ticket, or None if it is refused at once.
 
         Args:
-            may_refuse: False if its deadline is not its own and only sets its place in the order.
+            may_refuse: False if the deadline is only assumed, for the request's place in the order.
         """
         ticket = Ticket(next(self._numbers), deadline, known, may_refuse, told)
         before = bisect_right(self._order, ticket.key)
@@ -128,14 +131,15 @@ class Gate:
             last = self._latest()
             if last is None:
                 return ticket
-            said = f"{self._most} requests with earlier deadlines wait at the door"
+            said = f"{self._most} requests with earlier deadlines wait for admission"
             last.told(_refusal("queue_full", said, self._most * self._interval_s))
             if last is ticket:
                 return None
         return ticket
 
     def hopeless(self, now: float, deadline: float, known: Known = NOTHING) -> RefusedEarly | None:
-        """Why a request would be refused if it arrived now; see `arrive`."""
+        """Return the error with which a request would be refused if it arrived now, or None. See
+        `arrive`."""
         key = deadline, next(self._numbers)
         return self._refused(now, key, bisect_right(self._order, key), known)
 
@@ -146,8 +150,8 @@ class Gate:
         wait_s = before * self._interval_s
         if before and wait_s + least_s > left_s:
             said = (
-                f"{before} requests wait at the door before it, which takes {wait_s:.2g} s; of its "
-                f"time, {max(left_s, 0.0):.2g} s are left"
+                f"{before} requests wait for admission before it, which takes {wait_s:.2g} s; of "
+                f"its time, {max(left_s, 0.0):.2g} s are left"
             )
             return _refusal("would_miss", said, wait_s)
         ahead = before + bisect_right(self._inside, key)
@@ -165,11 +169,11 @@ class Gate:
     def walk_in(
         self, now: float, deadline: float, known: Known = NOTHING, may_refuse: bool = True
     ) -> Ticket | None:
-        """Let a request go on at once, as `arrive` and `turn` would if no other request waits. None
-        if it has to wait.
+        """Let a request go on at once if no other request waits, as `arrive` and `turn` would.
+        Return its ticket, or None if it has to wait.
 
         Raises:
-            RefusedEarly: it would come too late.
+            RefusedEarly: it would be late.
         """
         if self._order:
             return None
@@ -192,7 +196,8 @@ class Gate:
         return first.known.rate is None or bisect_right(self._inside, first.key) < self.window
 
     def turn(self, now: float) -> bool:
-        """Let one request go on, if one may and can be in time; whether another could go on now."""
+        """Let one request go on, if one may and can be in time. Return whether another one could go
+        on now."""
         for _ in range(_HOPELESS):
             if not self.can_turn:
                 self._last_at = None
@@ -206,8 +211,8 @@ class Gate:
         return self.can_turn
 
     def too_late(self) -> RefusedEarly:
-        """The error for a request whose time has passed here."""
-        said = "it waited at the door until its deadline was out of reach"
+        """Return the error for a request whose time passed while it waited here."""
+        said = "it waited for admission until its deadline was out of reach"
         return _refusal("would_miss", said, max(len(self._order) * self._interval_s, _AGAIN_S))
 
     def _let_on(self, now: float, ticket: Ticket) -> None:
@@ -219,7 +224,7 @@ class Gate:
         ticket.told(None)
 
     def leave(self, ticket: Ticket) -> None:
-        """The request is done, or its client has left."""
+        """Note that a request is done, or that its client has left."""
         places = self._inside if ticket.inside else self._order
         index = bisect_right(places, ticket.key) - 1
         if index >= 0 and places[index] == ticket.key:
@@ -227,8 +232,8 @@ class Gate:
         self._waiting.pop(ticket.key, None)
 
     def _latest(self) -> Ticket | None:
-        """The request with the latest deadline among those that may be refused; it no longer
-        waits."""
+        """Remove the request with the latest deadline among those that may be refused, and return
+        it."""
         for index in range(len(self._order) - 1, -1, -1):
             if self._waiting[self._order[index]].may_refuse:
                 return self._take(index)
@@ -249,19 +254,19 @@ class Door:
         self.gate = gate or Gate()
         self._clock = time.monotonic
         self._per_turn = per_turn
-        self._left = per_turn  # left in this turn of the loop
+        self._left = per_turn  # number of requests that may still go on in this turn of the loop
         self._turns = False
 
     async def enter(
         self, deadline: float, known: Known = NOTHING, may_refuse: bool = True
     ) -> Ticket:
-        """Wait to go on; see `Gate.arrive`. After going on, call `leave` at the end.
+        """Wait until the request may go on; see `Gate.arrive`. Call `leave` when it is done.
 
         Args:
             deadline: `time.monotonic()` seconds.
 
         Raises:
-            RefusedEarly: it would come too late.
+            RefusedEarly: it would be late.
         """
         if self._left:
             ticket = self.gate.walk_in(self._clock(), deadline, known, may_refuse)
@@ -298,16 +303,16 @@ class Door:
         return ticket
 
     def check(self, deadline: float, known: Known = NOTHING) -> None:
-        """Whether it makes sense to `enter`.
+        """Check whether a request that arrived now could go on.
 
         Raises:
-            RefusedEarly: it does not.
+            RefusedEarly: it could not.
         """
         if (refused := self.gate.hopeless(self._clock(), deadline, known)) is not None:
             raise refused
 
     def leave(self, ticket: Ticket) -> None:
-        """The request is done; another may go on in its place."""
+        """Note that a request is done. Another one may go on in its place."""
         self.gate.leave(ticket)
         if self.gate.waiting:
             self._turn_soon()
@@ -323,7 +328,7 @@ class Door:
         while self._left and self.gate.can_turn:
             self._left -= 1
             self.gate.turn(now)
-            self._turn_soon()  # until no request goes on: then the next one need not wait
+            self._turn_soon()  # after a turn without a request, the next request need not wait
 
 
 def _unheard(refused: RefusedEarly | None) -> None:

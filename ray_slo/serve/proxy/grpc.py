@@ -1,4 +1,5 @@
-"""Failover for gRPC: calls Serve's handlers once per attempt (`http` does this for HTTP).
+"""Admission and failover for gRPC, in Serve's proxy. Every attempt is one call of Serve's handler.
+(`admission` and `http` do this for HTTP.)
 
 Serve has no middleware for gRPC. `ray_private.grpc_server` wraps its handlers and reports the
 exception of a failed call, because a status does not show that a replica died (`notice_death`).
@@ -42,8 +43,8 @@ class WithDeadline:
     """A call's context with the remaining time in its metadata.
 
     Args:
-        spent_s: time before this attempt, seconds.
-        slo_s: the model's SLO, seconds, if the call has no deadline of its own.
+        spent_s: time before this attempt, in seconds.
+        slo_s: the model's SLO in seconds, if the call has no deadline.
     """
 
     def __init__(self, context: Any, spent_s: float = 0.0, slo_s: float | None = None) -> None:
@@ -60,11 +61,11 @@ class WithDeadline:
 
 
 class Attempt(WithDeadline):
-    """The context of one attempt: its values reach the client only through `settle`.
+    """The context of one attempt. Its values reach the client only through `settle`.
 
     Attributes:
         died: whether the replica died.
-        id: see `suspects`.
+        id: id of the attempt; see `suspects`.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class Attempt(WithDeadline):
 
     @property
     def capacity(self) -> str | None:
-        """The capacity that the frontend reports."""
+        """The capacity that the frontend reported."""
         said: str | None = dict(self._trailing or ()).get(CAPACITY_HEADER)
         return said
 
@@ -124,9 +125,10 @@ class _Call:
     Attributes:
         arrival: `time.monotonic()` seconds.
         place: the application, the model and the SLO class that it names.
-        budget_s: time from its arrival to the client's deadline, seconds; None: it has none.
-        slo_s: the model's SLO, seconds, if the client has none and the SLO is known.
-        attempt: HAProxy's id of the call, which stays the same when HAProxy sends it again.
+        budget_s: time from the call's arrival to the client's deadline, in seconds. None: the
+            client has none.
+        slo_s: the model's SLO in seconds, if the client has no deadline and the SLO is known.
+        attempt: HAProxy's id of the call. It stays the same when HAProxy sends the call again.
     """
 
     request: Any
@@ -139,8 +141,8 @@ class _Call:
 
 
 class Failover:
-    """Calls of `ray_slo.v1.Inference`: passes them through the door, and repeats them when their
-    frontend died.
+    """Passes calls of `ray_slo.v1.Inference` through the door, and repeats them when their frontend
+    died.
 
     Args:
         door: the door; default: a new one.
@@ -151,7 +153,7 @@ class Failover:
         self._door = door or ProxyDoor()
 
     async def __call__(self, handle: Handle, request: Any, context: Any) -> Any:
-        """A frontend's answer, serialized.
+        """Return a frontend's answer, serialized.
 
         Raises:
             FrontendLost, Expired: no frontend answers.
@@ -198,7 +200,7 @@ class Failover:
             if spent_s <= WAITED_S:
                 spent_s = 0.0
             if budget_s is not None and spent_s >= budget_s:
-                raise lost() if i else Expired("its deadline passed while it waited at the door")
+                raise lost() if i else Expired("its deadline passed while it waited for admission")
             refused = self._door.refused_before(place)
             attempt = Attempt(call.context, spent_s, call.slo_s, refused, call.attempt)
             left_s = None if limit_s is None else limit_s - spent_s
@@ -226,17 +228,17 @@ _attempt: ContextVar[Attempt | None] = ContextVar("ray_slo_attempt", default=Non
 
 
 def notice_death(error: BaseException) -> None:
-    """A call of this context failed with that error."""
+    """Note that a call of this context failed with an error."""
     if (attempt := _attempt.get()) is not None and isinstance(error, RayActorError):
         attempt.died = True
 
 
 async def _within(left_s: float | None, handle: Handle, request: Any, attempt: Attempt) -> Any:
-    """The handler's answer; None if it took longer."""
+    """Return the handler's answer, or None if it took longer than `left_s`."""
     _attempt.set(attempt)
     if left_s is None:
         return await handle(request, attempt)
-    # Not `wait_for`: Serve's handlers return something when they are cancelled.
+    # `wait_for` does not work here: Serve's handlers return a value when they are cancelled.
     calling = asyncio.ensure_future(handle(request, attempt))
     try:
         done, _ = await asyncio.wait({calling}, timeout=max(left_s, 0.0))

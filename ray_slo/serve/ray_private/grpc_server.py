@@ -17,8 +17,8 @@ Handle = Callable[[Any, Any], Awaitable[Any]]
 
 
 def bind_to(host: str) -> None:
-    """Make Serve's gRPC server of this process listen on this host. Serve has an option only for
-    the host of HTTP; its gRPC server listens on every interface."""
+    """Make Serve's gRPC server of this process listen on this host. Serve has such an option only
+    for HTTP. Its gRPC server listens on every interface."""
     from ray.serve._private import default_impl
 
     original = getattr(default_impl.add_grpc_address, "_ray_slo", default_impl.add_grpc_address)
@@ -32,12 +32,12 @@ def bind_to(host: str) -> None:
 
 
 def bound_messages(max_bytes: int) -> None:
-    """Make Serve's gRPC server of this process refuse larger messages, and pass us more than a
+    """Make Serve's gRPC server of this process refuse larger messages, and accept more than a
     thousand calls at a time.
 
-    Serve accepts 2 GiB, or the value of `RAY_SERVE_GRPC_MAX_MESSAGE_SIZE` in both directions. gRPC
-    cancels calls at random if more than a thousand are unprocessed. Our door chooses by deadline,
-    and gives the reason.
+    Serve accepts messages of 2 GiB, or of `RAY_SERVE_GRPC_MAX_MESSAGE_SIZE` bytes, in both
+    directions. gRPC cancels calls at random if more than a thousand are unprocessed. The admission
+    control (`proxy.door`) instead chooses by deadline, and gives the reason.
     """
     from ray.serve._private import grpc_util
 
@@ -54,8 +54,8 @@ def through(
     call: Callable[[Handle, Any, Any], Awaitable[Any]],
     context_of: Callable[[Any], Any],
 ) -> Callable[[Any, Any], None]:
-    """A servicer function whose unary calls go to `call(handle, request, context)`, where `handle`
-    is Serve's, and whose streams have the context `context_of(context)`."""
+    """Return a servicer function. Its unary calls go to `call(handle, request, context)`, where
+    `handle` is Serve's handler. Its streams have the context `context_of(context)`."""
 
     def add(servicer: Any, server: Any) -> None:
         make = server.service_handler_factory  # Serve's handlers of the methods
@@ -86,9 +86,12 @@ def through(
 
 
 def on_failure(told: Callable[[BaseException], None]) -> None:
-    """Call `told` with the exception of a failed call of this process, in the call's context,
-    before Serve turns it into a status. If Serve has changed, it is never called, and the client
-    gets Serve's `INTERNAL` for a replica that died."""
+    """Call `told` with the exception of each failed call of this process.
+
+    The call is made in the context of the failed one, before Serve turns the exception into a
+    status. If Serve has changed, `told` is never called, and the client gets Serve's `INTERNAL` for
+    a replica that died.
+    """
     from ray.serve._private import proxy
 
     original = getattr(proxy, "get_grpc_response_status", None)

@@ -33,7 +33,8 @@ _TCP_INFO_BYTES = _LAST_DATA_RECV + 4
 
 
 def bounded(protocol: type[Any]) -> type[Any]:
-    """uvicorn's `HttpToolsProtocol`, which disconnects if a head is too large or too slow."""
+    """Return uvicorn's `HttpToolsProtocol` with limits. It disconnects if a head is too large or
+    too slow."""
 
     class Bounded(protocol):
         _head_bytes: int | None = 0  # bytes of the current head; None if there is none
@@ -88,8 +89,8 @@ def bounded(protocol: type[Any]) -> type[Any]:
 
 
 def arrival_here(scope: Any) -> float | None:
-    """Arrival of a request at the HTTP server of this process, `time.monotonic()` seconds; None if
-    it came to another process, perhaps on another machine."""
+    """Return when a request came to the HTTP server of this process, in `time.monotonic()` seconds.
+    None: it came to another process, perhaps on another machine."""
     if scope.get(_PROCESS) != _OURS:
         return None
     came: float = scope[ARRIVAL]
@@ -117,7 +118,8 @@ async def until_client_leaves(app: Any, scope: Any, inner: Any, receive: Any, se
 
 
 def waited_s(transport: Any) -> float:
-    """Seconds since the last data of a connection came; 0 if the kernel does not know."""
+    """Return the time since the last data of a connection came, in seconds. 0 if the kernel does
+    not know."""
     line = transport.get_extra_info("socket")
     if line is None or not hasattr(socket, "TCP_INFO"):
         return 0.0
@@ -141,7 +143,8 @@ def bound_heads() -> None:
 
 def accept_many() -> None:
     """Make the HTTP server that this process starts next accept many connections per turn of its
-    event loop. uvloop accepts one, so a client would wait behind thousands, with any deadline."""
+    event loop. uvloop accepts one. So a client with a short deadline would wait behind thousands of
+    others."""
     original = uvicorn.Server.startup
     if hasattr(original, "_ray_slo"):
         return

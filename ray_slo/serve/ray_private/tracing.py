@@ -27,8 +27,7 @@ def is_enabled() -> bool:
 
 @contextmanager
 def own_stack() -> Iterator[None]:
-    """Inside, Serve's stack of spans is a new one: otherwise all tasks of a request share a
-    list."""
+    """Give the block a new stack of spans of Serve. Otherwise all tasks of a request share one."""
     token = tracing_utils.TRACE_STACK.set([])
     try:
         yield
@@ -45,6 +44,9 @@ def set_up(name: str) -> None:
         controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
         config: Any = ray.get(controller.get_tracing_config.remote(), timeout=_CONTROLLER_S)
     except Exception as error:
-        logger.warning("Serve's controller says nothing of tracing (%r): by the environment", error)
+        logger.warning(
+            "Serve's controller did not send its tracing settings (%r); the environment's are used",
+            error,
+        )
         config = None
     tracing_utils.setup_tracing(name, str(os.getpid()), tracing_config=config)

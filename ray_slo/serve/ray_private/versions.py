@@ -1,5 +1,5 @@
-"""Features that the installed Ray lacks, compared with the newest one; found by inspection, not by
-its number.
+"""Features that the installed Ray lacks, compared with the newest tested one. They are found by
+inspection, not by the version number.
 
 `tests/serve/ray_private/test_versions.py` fails when Ray has changed.
 """
@@ -22,7 +22,7 @@ OLDEST, NEWEST = (2, 56), (2, 60)  # range of the tested releases; as in pyproje
 
 
 def lacks() -> list[str]:
-    """Features that do not work with this Ray, and what to do."""
+    """Return the features that do not work with this Ray, and the release that has them."""
     found = []
     if not hasattr(ResponseStatus, "headers"):
         found.append(
@@ -42,7 +42,7 @@ def lacks() -> list[str]:
 
 
 def about(version: str) -> str | None:
-    """One line about a release of Ray; None for the newest that was tested."""
+    """Return one line about a release of Ray. None for the newest that was tested."""
     numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
     if not OLDEST <= numbers <= NEWEST:
         tested = " to ".join(".".join(map(str, one)) for one in (OLDEST, NEWEST))

@@ -1,1 +1,2 @@
-"""Code of the scheduler, in an actor or in the only frontend: decides what runs when and where."""
+"""Code of the scheduler, which decides what runs when and where. It runs in an actor, or in the
+only frontend."""

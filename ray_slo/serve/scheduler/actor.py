@@ -23,9 +23,9 @@ from ray_slo.serve.watch.tracing import Decisions, name_of
 
 logger = logging.getLogger(__name__)
 
-_POLL_S = 5.0  # an idle long poll returns after this, so that a silent client is noticed
+_POLL_S = 5.0  # an idle long poll returns after this time, so that a silent client is noticed
 _CLIENT_GONE_S = 15.0
-_ALONE_S = 2.0  # seconds without clients and workers
+_ALONE_S = 2.0  # after this many seconds without clients and workers, the actor is alone
 _TICK_S = 0.25
 # A client counts as gone after this many ticks (about a second) without a poll. Its unread messages
 # are useless by then, and may block workers. Ticks are counted, because the time also passes while
@@ -35,8 +35,8 @@ _SILENT_TICKS = round(_CLIENT_GONE_S / _TICK_S)
 
 
 class _Mailbox:
-    """Messages for one client, kept until it acknowledges them. `epoch` is the id of this
-    connection: a client with another one must submit everything again."""
+    """Messages for one client. They are kept until the client acknowledges them. `epoch` is the id
+    of this connection. A client with another one must submit everything again."""
 
     def __init__(self) -> None:
         self.epoch = uuid.uuid4().hex[:8]
@@ -57,13 +57,13 @@ class _Mailbox:
         self.messages = [m for m in self.messages if m[0] > acked]
 
     def tick(self) -> bool:
-        """Whether its client counts as gone."""
+        """Count a tick. Return whether the client counts as gone."""
         self.ticks += 1
         return self.ticks >= (_UNREAD_TICKS if self.messages else _SILENT_TICKS)
 
 
 class SchedulerActor(AppActor):
-    """Ray's side of `Scheduler`: mailboxes and long polls."""
+    """Connects a `Scheduler` to Ray: mailboxes and long polls."""
 
     def __init__(self, spec: AppSpec, app_key: str) -> None:
         super().__init__(spec, app_key, _TICK_S)
@@ -130,7 +130,8 @@ class SchedulerActor(AppActor):
     async def poll(
         self, client: str, epoch: str | None, acked: int, node: str = ""
     ) -> tuple[str, int, list[Message]]:
-        """Wait for messages; returns (epoch, sequence number, messages not yet acknowledged).
+        """Wait for messages. Return the epoch, a sequence number, and the messages that are not
+        acknowledged yet.
 
         Args:
             node: Ray's id of the client's node.
@@ -152,7 +153,7 @@ class SchedulerActor(AppActor):
         return box.epoch, box.sequence, [message for _, message in box.messages]
 
     async def goodbye(self, client: str) -> None:
-        """A frontend leaves properly."""
+        """Note that a frontend leaves in an orderly way."""
         self._withdraw(client)
 
     async def heartbeat(self, beat: Heartbeat) -> None:
@@ -175,7 +176,7 @@ class SchedulerActor(AppActor):
         return {**status, "scheduler_process": process}
 
     async def clock(self) -> tuple[str, float]:
-        """The name and the reading of the clock of its decision log."""
+        """Return the name and the reading of the clock of the decision log."""
         return clock_id(), time.monotonic()
 
     def _deliver(self, client: str, messages: list[Message]) -> None:
@@ -214,5 +215,5 @@ class SchedulerActor(AppActor):
 
 
 def get_or_create_scheduler(spec: AppSpec, app_key: str) -> Any:
-    """The application's scheduler actor; made if there is none. Blocks."""
+    """Return the application's scheduler actor. It is made if there is none. This call blocks."""
     return get_or_create(SchedulerActor, app_key, spec, app_key)

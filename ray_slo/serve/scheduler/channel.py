@@ -77,7 +77,7 @@ class Channel(ABC):
         not do so itself."""
 
     def is_deserted(self) -> bool:
-        """Whether the scheduler knows no worker, if the frontend is responsible for that."""
+        """Return whether the scheduler knows no worker and the frontend must introduce workers."""
         return False
 
     @abstractmethod
@@ -90,7 +90,7 @@ class Channel(ABC):
 
     @abstractmethod
     async def clocks(self) -> dict[str, float]:
-        """The reading of the clock of the scheduler's decision log, once there is a scheduler.
+        """Return the reading of the clock of the scheduler's decision log, if there is a scheduler.
 
         Raises:
             Exception: the reason why the scheduler did not answer.
@@ -98,7 +98,7 @@ class Channel(ABC):
 
     @abstractmethod
     async def status(self) -> dict[str, Any]:
-        """The part of `ray-slo status` about the scheduler."""
+        """Return the part of `ray-slo status` about the scheduler."""
 
     @abstractmethod
     def close(self) -> None:
@@ -148,11 +148,12 @@ class EmbeddedChannel(Channel):
 
 
 class ActorChannel(Channel):
-    """The scheduler is a named actor, restarted by Ray when it dies.
+    """A channel to a scheduler that is a named actor. Ray restarts the actor when it dies.
 
     Args:
-        on_messages: grants and refusals.
-        on_reset: the scheduler is new and knows nothing; submit again what was not granted.
+        on_messages: called with grants and refusals.
+        on_reset: called when the scheduler is new and knows nothing. The caller must submit again
+            all requests that were not granted.
     """
 
     def __init__(
@@ -204,9 +205,8 @@ class ActorChannel(Channel):
 
     def _say(self, event: Event) -> None:
         if not self._events:
-            # In a context of its own: for Ray, a call is a child of the request in whose context it
-            # is made. Ray would cancel it with that request, and the other requests' events with
-            # it.
+            # Use an empty context. For Ray, a call is a child of the request in whose context it is
+            # made. Ray would cancel it with that request, and lose the other requests' events.
             self._loop.call_soon(self._flush, context=Context())
         self._events.append(event)
 
@@ -271,7 +271,7 @@ class WorkerLink:
         """Deliver a heartbeat.
 
         Raises:
-            Exception: the reason why it did not arrive; the target is looked up again next time.
+            Exception: it did not arrive. The target is looked up again next time.
         """
         try:
             if not self._is_sure:
@@ -290,7 +290,7 @@ class WorkerLink:
             call = self._target.slo_heartbeat if self._embedded else self._target.heartbeat
             await in_time(call.remote(beat), 5.0)
         except Exception:
-            self._is_sure = False  # reports still go there: it may only have been slow
+            self._is_sure = False  # reports still go there, because it may only have been slow
             raise
 
     def report(self, report: BatchReport) -> None:

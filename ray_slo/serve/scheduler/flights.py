@@ -33,7 +33,7 @@ class Flight:
     """A batch from its grant to its end.
 
     Attributes:
-        pieces: number of frontends' shares of it that may reach the worker.
+        pieces: number of the frontends' shares that may reach the worker.
     """
 
     def __init__(self, batch_id: str, dispatch: Dispatch, granted_at: float) -> None:
@@ -52,11 +52,11 @@ class Flight:
 
     @property
     def clients(self) -> list[str]:
-        """The frontends with a piece of it."""
+        """The frontends that have a piece of the batch."""
         return list(self._shares)
 
     def grants(self, kind: str) -> Iterator[tuple[str, Grant]]:
-        """The grants for every frontend with a piece.
+        """Yield the grants for all frontends with a piece.
 
         Args:
             kind: kind of the worker.
@@ -82,9 +82,9 @@ class Flight:
             )
 
     def preempt(self, preempt: Preempt, now: float) -> dict[str, Any]:
-        """The policy stops it. Returns a record for people, which changes when the batch ends:
-        `delay_ms` is the time until the scheduler knew that the worker is free. The `outcome`
-        "finished" means that the batch was past its last exit point, or has none."""
+        """Note that the policy stops the batch. Return a record for people, which changes when the
+        batch ends. Its `delay_ms` is the time until the scheduler knew that the worker is free. The
+        `outcome` "finished" means that the batch was past its last exit point, or has none."""
         self.preempted_at = now
         self._record = {
             "worker": self.worker,
@@ -100,7 +100,7 @@ class Flight:
         return self._record
 
     def told(self, now: float) -> dict[str, Any]:
-        """For `ray-slo status`; times are since the grant."""
+        """Return the batch's state for `ray-slo status`. Times are since the grant."""
         dispatch = self.dispatch
         return {
             "variant": dispatch.variant,
@@ -110,21 +110,21 @@ class Flight:
         }
 
     def ended(self, status: BatchStatus, now: float) -> None:
-        """Its worker is free or gone."""
+        """Note that the batch is over: its worker is free or gone."""
         if self.preempted_at is not None:
             delay_ms = 1e3 * (now - self.preempted_at)
             self._record.update(outcome=status.value, delay_ms=delay_ms)
 
     def heard(self, worker: str, held: Collection[str], now: float) -> None:
-        """A worker names its batches."""
+        """Take a worker's list of its batches."""
         if self.batch_id in held:
             self._was_there, self._unclaimed_since = True, math.inf
         elif self.worker == worker:
-            # Not since the grant: one heartbeat may be older than the grant.
+            # The time does not count from the grant, because one heartbeat may be older.
             self._unclaimed_since = min(self._unclaimed_since, now)
 
     def is_unclaimed(self, seen_at: float) -> bool:
-        """Whether its worker has been without it for a while.
+        """Return whether the worker has not had the batch for a while.
 
         Args:
             seen_at: time of the worker's last heartbeat. A silent worker may be computing.
@@ -132,7 +132,7 @@ class Flight:
         return seen_at - self._unclaimed_since > _UNCLAIMED_S
 
     def lost(self, now: float) -> str:
-        """The log message for a batch that no process has any more."""
+        """Return the log message for a batch that no process has any more."""
         clients = ", ".join(sorted(self.clients)) or "the only frontend"
         since_s = now - self.granted_at
         where = "is not there, and no report of it came"

@@ -26,16 +26,18 @@ from ray_slo.serve.scheduler.channel import ActorChannel, Channel
 from ray_slo.serve.watch.metrics import GroupMetrics
 
 _STATUS_S = 3.0
-_WORKERS_KEPT = 10_000  # workers whose groups are remembered; lost workers are not reported
+# Number of workers whose groups are remembered. It is limited, because lost workers are not
+# reported.
+_WORKERS_KEPT = 10_000
 
 
 class GroupedChannel(Channel):
     """A channel to the schedulers of all groups.
 
     Args:
-        on_messages: grants and refusals of any group.
-        resubmit: submits these requests again, if they still wait.
-        connect: makes the channel to one group's scheduler.
+        on_messages: called with grants and refusals of any group.
+        resubmit: function that submits these requests again, if they still wait.
+        connect: function that makes the channel to one group's scheduler.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class GroupedChannel(Channel):
         self._channels: dict[str, Channel] = {}
         self._routes: Mapping[str, str] = {}
         self._queued: dict[int, tuple[str, str]] = {}  # (model, group) by request
-        self._unrouted: dict[int, Submit] = {}  # they wait for a route as others do for a worker
+        self._unrouted: dict[int, Submit] = {}  # requests that wait for a route
         self._group_of_worker: Recent[str, str] = Recent(_WORKERS_KEPT)
         self._metrics = GroupMetrics()
         self._ready = asyncio.Event()
@@ -86,7 +88,7 @@ class GroupedChannel(Channel):
             self._channels[group].worker_lost(worker)
 
     def batch_withdrawn(self, batch_id: str) -> None:
-        for channel in self._channels.values():  # all except one do not know it
+        for channel in self._channels.values():  # only one of them knows the batch
             channel.batch_withdrawn(batch_id)
 
     async def join(self, beat: Heartbeat) -> None:
@@ -94,7 +96,7 @@ class GroupedChannel(Channel):
         await self._ready.wait()
 
     async def capacity(self) -> dict[str, Capacity]:
-        """Capacity of models whose group has workers for them."""
+        """Return the capacity for models whose group has workers for them."""
         channels = dict(self._channels)
         found = await asyncio.gather(*(c.capacity() for c in channels.values()))
         capacity = dict(zip(channels, found, strict=True))
@@ -109,7 +111,8 @@ class GroupedChannel(Channel):
         return {clock: reading for clocks in found for clock, reading in clocks.items()}
 
     async def status(self) -> dict[str, Any]:
-        """The status of all groups together in the form of one group, and of each in `groups`."""
+        """Return the status of all groups together, in the form of one group's status. The status
+        of each group is in `groups`."""
         channels = dict(self._channels)
         told = await asyncio.gather(*(_status_of(channel) for channel in channels.values()))
         found = dict(zip(channels, told, strict=True))
@@ -146,17 +149,17 @@ class GroupedChannel(Channel):
 
     @property
     def routes(self) -> Mapping[str, str]:
-        """The group that each model's requests go to."""
+        """The group to which each model's requests go."""
         return self._routes
 
     @property
     def queued(self) -> Counter[tuple[str, str]]:
-        """Requests that wait in a group, by (model, group)."""
+        """Number of requests that wait in a group, by (model, group)."""
         return Counter(self._queued.values())
 
     def route(self, routing: Routing) -> None:
-        """Use these routes from now on. A model without a new route keeps its current one: the
-        planner may be new, and learns the routes from here."""
+        """Use these routes from now on. A model without a new route keeps its current one, because
+        the planner may be new and learn the routes from here."""
         for group in routing.groups:
             if group not in self._channels:
                 self._channels[group] = self._connect(
@@ -178,7 +181,7 @@ class GroupedChannel(Channel):
     # -- inside ----------------------------------------------------------------------------
 
     def _give_up(self, request: Submit) -> None:
-        """Refuse a request for which no route has come in time."""
+        """Refuse a request for which no route came in time."""
         if self._unrouted.get(request.request_id) is request:
             del self._unrouted[request.request_id]
             reason = DropReason.NO_WORKER.value
@@ -199,7 +202,7 @@ class GroupedChannel(Channel):
                 ids = []
                 for i in message.request_ids:
                     model, _ = self._queued.get(i, ("", ""))
-                    # Its model has left the group to which it was sent.
+                    # The request's model has left the group to which the request was sent.
                     if moved and self._routes.get(model, group) != group:
                         again.append(i)
                     else:
@@ -216,7 +219,7 @@ class GroupedChannel(Channel):
 
 
 async def _status_of(channel: Channel) -> dict[str, Any]:
-    """A scheduler's status, or why there is none."""
+    """Return a scheduler's status, or the reason why there is none."""
     try:
         return await asyncio.wait_for(channel.status(), _STATUS_S)
     except Exception as error:

@@ -1,8 +1,9 @@
-"""Hosts a policy on an asyncio event loop: events in, decisions carried out, one timer.
+"""Hosts a policy on an asyncio event loop. It passes events to the policy, carries out the
+decisions, and has one timer.
 
-Everything that happens in one turn of the event loop is one round of the policy. The events are
-collected and passed to the policy in a fixed order; then `decide` is called once. There is no Ray
-and there are no threads. Call a `PolicyHost` only from its event loop.
+All events in one turn of the event loop belong to one round of the policy. They are collected and
+passed to the policy in a fixed order. Then `decide` is called once. There is no Ray and there are
+no threads. Call a `PolicyHost` only from its event loop.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from ray_slo.core.policy import Expected, unwrapped
 logger = logging.getLogger(__name__)
 _A = TypeVar("_A")
 
-# Least pause: a policy that always asks to be woken at once must not block the event loop.
+# The least pause. Without it, a policy that always wants to be woken at once would block the loop.
 _SHORTEST_NAP_S = 1e-4
 
 
@@ -41,16 +42,18 @@ class PolicyHost:
     These events belong to the next round, in the next turn of the loop.
 
     Args:
-        cluster: the policy's first view; `set_cluster` changes it.
-        on_dispatch, on_drop: carry one action out. An exception is logged, the others still run.
-        on_preempt: the same; a policy that preempts cannot be hosted without it.
-        on_error: called when the policy itself raised. The host continues with the next event, but
-            the policy's state may be wrong, so the owner should end it.
-        clock: seconds, monotonic; the clock of every deadline. Default: the loop's.
-        settle_turns: how many more turns of the loop to wait for events before a round. Events that
-            waited while the loop was blocked need a few turns to arrive.
-        context: the callbacks run in it. Without one they would see the context variables of the
-            request that woke the host.
+        cluster: the policy's first view. `set_cluster` changes it.
+        on_dispatch, on_drop: carry out one action. An exception is logged, and the other actions
+            still run.
+        on_preempt: the same. A policy that preempts cannot be hosted without it.
+        on_error: called when the policy raised. The host continues with the next event, but the
+            policy's state may be wrong, so the owner should end it.
+        clock: function that returns monotonic seconds. All deadlines are on this clock. Default:
+            the loop's clock.
+        settle_turns: number of further turns of the loop in which to wait for events before a
+            round. Events that waited while the loop was blocked need a few turns to arrive.
+        context: context in which the callbacks run. Without it they would see the context variables
+            of the request that woke the host.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class PolicyHost:
         self._on_preempt = on_preempt
         self._on_error = on_error
         self._workers = frozenset(cluster.workers)
-        self._cluster: Cluster | None = cluster  # the policy does not know it yet
+        self._cluster: Cluster | None = cluster  # the cluster that the policy does not know yet
         self._finished: list[tuple[WorkerId, BatchOutcome]] = []
         self._deaf: list[tuple[WorkerId, int]] = []
         self._arrived: list[Request] = []
@@ -89,37 +92,38 @@ class PolicyHost:
         self._poke()
 
     def submit(self, request: Request) -> None:
-        """A request arrived, or came back."""
+        """Note that a request arrived, or came back."""
         self._arrived.append(request)
         self._poke()
 
     def cancel(self, request: Request) -> None:
-        """The request's client left. Ignored if the request was already dispatched or dropped."""
+        """Note that a request's client left. This is ignored if the request was already dispatched
+        or dropped."""
         self._cancelled.append(request)
         self._poke()
 
     def finished(self, worker: WorkerId, outcome: BatchOutcome) -> None:
-        """A dispatched batch is over. Ignored for a worker that left the cluster before."""
+        """Note that a dispatched batch is over. This is ignored if its worker left the cluster."""
         self._finished.append((worker, outcome))
         self._poke()
 
     def preempt_failed(self, worker: WorkerId, batch_id: int) -> None:
-        """A batch that was preempted does not stop: its worker is still busy."""
+        """Note that a preempted batch does not stop, so its worker is still busy."""
         self._deaf.append((worker, batch_id))
         self._poke()
 
     def set_cluster(self, cluster: Cluster) -> None:
-        """Workers, variants, profiles or delays changed."""
+        """Note that workers, variants, profiles or delays changed."""
         self._cluster = cluster
         self._poke()
 
     def solved(self, answers: Iterable[Any]) -> None:
-        """Answers to the problems that the policy `wanted`."""
+        """Take answers to the problems that the policy `wanted`."""
         self._solved.extend(answers)
         self._poke()
 
     def expected(self) -> Mapping[str, Expected]:
-        """The policy's predictions for requests, by model."""
+        """Return the policy's predictions for requests, by model."""
         method = getattr(self.policy, "expected", None)
         try:
             return {} if method is None else method()
@@ -154,7 +158,7 @@ class PolicyHost:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        # A clock may stand still, but the policy never sees it go back.
+        # The policy never sees the time go back.
         now = self._now = max(self._now, self._clock())
         try:
             self._feed(now)
@@ -164,7 +168,7 @@ class PolicyHost:
             if self._on_error is not None:
                 self._on_error(error)
             return
-        # Refusals last: dispatches start workers at once.
+        # Dispatches come first, because they start workers.
         for action in sorted(decision.actions, key=_is_drop):
             if self._closed:
                 return

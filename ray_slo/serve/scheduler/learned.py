@@ -32,17 +32,17 @@ from ray_slo.serve.scheduler.roster import Roster
 logger = logging.getLogger(__name__)
 
 _MATERIAL = 0.02  # smaller changes of a profile are not reported to the policy
-_DELAY_QUANTILE = 0.95  # of dispatch delays that predictions allow for (Symphony, Appendix D)
+_DELAY_QUANTILE = 0.95  # predictions use this quantile of dispatch delays (Symphony, Appendix D)
 _LARGE = 32  # batch size at which changes of the delay are checked
 _FORGET_AFTER_S = 60.0  # measurements of a variant that the policy avoids are kept this long
-_DOUBT_AFTER_S = 1.0  # without a batch: then a model that looks too slow is tried again
+_DOUBT_AFTER_S = 1.0  # after this time without a batch, a model that looks too slow is tried again
 
 
 class Belief:
     """A learned latency profile, and the version that the policy knows.
 
     Attributes:
-        largest: largest batch that there is memory for; None: that of the profile.
+        largest: largest batch that there is memory for. None: the largest of the profile.
     """
 
     def __init__(self, prior: LatencyProfile, quantile: float = 0.95) -> None:
@@ -68,7 +68,8 @@ class Belief:
         return self._online.samples
 
     def observe(self, measured: Iterable[tuple[int, float]], now: float) -> None:
-        """Batches ran: (batch size, seconds). Larger ones than the profile's are ignored."""
+        """Take the sizes and seconds of batches that ran. Batches larger than the profile are
+        ignored."""
         for size, seconds in measured:
             if size <= self.limit:
                 self._online.observe(size, seconds)
@@ -79,7 +80,7 @@ class Belief:
         return self._told is None or self.profile.differs(self._told, _MATERIAL)
 
     def tell(self) -> LatencyProfile:
-        """The profile; from now on the policy knows it."""
+        """Return the profile, and note that the policy knows it now."""
         self._told = self.profile
         return self._told
 
@@ -97,10 +98,10 @@ class Learned:
     """What the scheduler of an application has learned.
 
     Args:
-        workers: current workers, kept up to date by the scheduler.
+        workers: the current workers. The scheduler keeps them up to date.
 
     Attributes:
-        beliefs: by variant and kind of worker.
+        beliefs: learned profiles by variant and kind of worker.
     """
 
     def __init__(self, spec: AppSpec, workers: Roster) -> None:
@@ -109,8 +110,9 @@ class Learned:
         self._variants = spec.variants()
         self._tree_of = tree_of_task(spec.trees)
         self.beliefs: dict[tuple[str, str], Belief] = {}
-        self._ran_at: dict[str, float] = {}  # by model
-        self._overhead = QuantileLine(_DELAY_QUANTILE, prior=FEW_SAMPLES)  # of a round trip
+        self._ran_at: dict[str, float] = {}  # time of the last batch, by model
+        # Time of a round trip to a worker without the batch.
+        self._overhead = QuantileLine(_DELAY_QUANTILE, prior=FEW_SAMPLES)
         self._prediction_error = Quantile(0.5)
         self._preempt_delay = Quantile(0.9)
         self._told_delays_s: tuple[float, ...] = (math.inf,) * 3
@@ -118,15 +120,16 @@ class Learned:
 
     @property
     def dispatch_delay(self) -> DispatchDelay:
-        """Measured one-way time between a decision and the worker; most batches of a size are below
-        it."""
+        """Measured one-way time between a decision and the worker. Most batches of a size take less
+        time."""
         control_s, per_request_s = self._overhead.line(default=0.01)
         return DispatchDelay(0.5 * control_s, 0.5 * per_request_s)
 
     @property
     def preempt_delay_s(self) -> float:
-        """Measured time from a preemption until the worker is known to be free (90th percentile);
-        before the first one, the value of the workers' preemption profiles."""
+        """90th percentile of the time from a preemption until the worker is known to be free, in
+        seconds. Before the first preemption, it is the value of the workers' preemption
+        profiles."""
         profiled_s = max((w.preempt_delay_s for w in self._workers.values()), default=0.0)
         return self._preempt_delay.value(default=2 * self.dispatch_delay(1) + profiled_s)
 
@@ -135,8 +138,8 @@ class Learned:
         return delay(1), delay(_LARGE), self.preempt_delay_s
 
     def meet(self, profiles: Mapping[str, LatencyProfile], kind: str) -> bool:
-        """Take a worker's profiles. Returns whether one is for a new variant or kind, or for larger
-        batches than those that other workers had memory for."""
+        """Take a worker's profiles. Return whether one is for a new variant or kind, or for larger
+        batches than other workers had memory for."""
         new = [
             variant
             for variant, profile in profiles.items()
@@ -149,7 +152,7 @@ class Learned:
         return bool(new)
 
     def ended(self, report: BatchReport, kind: str, now: float) -> None:
-        """A batch is over on a worker of this kind."""
+        """Note that a batch is over on a worker of this kind."""
         if report.variant in self._variants:
             self._ran_at[self._variants[report.variant].model] = now
         belief = self.beliefs.get((report.variant, kind))
@@ -158,25 +161,27 @@ class Learned:
             self._changed = True
 
     def returned(self, report: BatchReport, waited_s: float, finish_in_s: float) -> float:
-        """The report of a batch came back. Returns how long ago the batch ended, seconds.
+        """Take the report of a batch that came back. Return the time since the batch ended, in
+        seconds.
 
         Args:
-            waited_s: time since the batch was granted, seconds.
-            finish_in_s: time until its predicted end, seconds.
+            waited_s: time since the batch was granted, in seconds.
+            finish_in_s: time until its predicted end, in seconds.
         """
         overhead_s = max(waited_s - report.held_s, 0.0)
         self._overhead.add(report.batch_size, overhead_s)
-        ago_s = 0.5 * overhead_s  # half the overhead is the way here
+        ago_s = 0.5 * overhead_s  # half of the overhead is the transfer of the report
         if report.status in (BatchStatus.FINISHED, BatchStatus.FAILED):
             self._prediction_error.add(-finish_in_s - ago_s)
         return ago_s
 
     def preempted(self, delay_s: float) -> None:
-        """A batch was stopped: its worker was known to be free `delay_s` after the decision."""
+        """Note that a batch was stopped. Its worker was known to be free `delay_s` seconds after
+        the decision."""
         self._preempt_delay.add(delay_s)
 
     def take_news(self, now: float) -> bool:
-        """Whether there is news for the policy since the last check."""
+        """Return whether there is news for the policy since the last call."""
         self._forget_unused()
         if not self._changed:
             return False
@@ -187,7 +192,7 @@ class Learned:
         )
 
     def cluster(self) -> Cluster:
-        """The cluster for the policy."""
+        """Return the cluster for the policy."""
         self._changed = False
         self._told_delays_s = self._delays_s()
         profiles: dict[str, dict[str, LatencyProfile]] = {name: {} for name in self._variants}
@@ -197,7 +202,7 @@ class Learned:
         variants: dict[str, list[Variant]] = {name: [] for name in self._spec.models}
         for name, ref in self._variants.items():
             variants[ref.model].append(Variant(name, profiles[name], ref.accuracy))
-        margin_ms = self._spec.response_margin_ms  # frontends reserve it for the way back
+        margin_ms = self._spec.response_margin_ms  # frontends reserve it for sending the answer
         models = [
             Model(name, max(m.latency_slo_ms - margin_ms, 1.0) / 1e3, tuple(variants[name]))
             for name, m in self._spec.models.items()
@@ -208,7 +213,7 @@ class Learned:
         return Cluster.of(models, workers, self.dispatch_delay, self.preempt_delay_s)
 
     def capacity(self) -> dict[str, Capacity]:
-        """Capacity of models that have workers."""
+        """Return the capacity for models that have workers."""
         rates: dict[str, dict[str, float]] = {}  # by model and worker
         for name, worker in self._workers.items():
             for variant in worker.variants:
@@ -224,9 +229,8 @@ class Learned:
         }
 
     def _forget_unused(self) -> None:
-        """Return to the first profile of a variant that the policy avoids.
-
-        It may have looked slow in a disturbance that is over, and would never be measured again.
+        """Return to the first profile of a variant that the policy avoids. The variant may have
+        looked slow in a disturbance that is over, and would never be measured again.
         """
         for (variant, _), belief in self.beliefs.items():
             ran_at = self._ran_at.get(self._variants[variant].model, -math.inf)
@@ -235,9 +239,9 @@ class Learned:
                 self._changed = True
 
     def doubt(self, refused: Request, now: float) -> bool:
-        """Lower profiles if only they prevent a whole model from being served.
+        """Lower profiles if nothing else prevents a model from being served.
 
-        In a pipeline, that may be a profile of any task from the refused one on.
+        In a pipeline, this may be a profile of any task from the refused one on.
 
         Returns:
             Whether a profile was lowered.
@@ -251,7 +255,7 @@ class Learned:
             return False
         self._ran_at.update(dict.fromkeys(models, now))
         self._overhead.forget()
-        self._changed = True  # no batch will come that would report the change
+        self._changed = True  # report it now, because no batch will run and report the change
         quickest: dict[str, dict[str, tuple[float, str]]] = {}  # by kind and model
         for (variant, kind), belief in self.beliefs.items():
             if (model := self._variants[variant].model) in models:

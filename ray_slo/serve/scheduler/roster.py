@@ -17,7 +17,7 @@ _QUARANTINE_S = (0.5, 5.0)  # at first, and at most
 
 class Quarantine:
     """Workers that could not be reached, because they drain or are being reconfigured. Each gets no
-    batches for half a second, then for twice as long each time, until it is reached again."""
+    batches for half a second, and then for twice as long each time until it is reached again."""
 
     def __init__(self) -> None:
         self._until: dict[str, tuple[float, float]] = {}  # end of the time, and its length
@@ -41,10 +41,10 @@ class Quarantine:
 
 @dataclass(slots=True)
 class WorkerState:
-    """The last report of a worker. Two are equal if they are equal for a policy.
+    """The last report of a worker. Two reports are equal if they are equal for a policy.
 
     Attributes:
-        largest: largest batch that it has memory for, by variant.
+        largest: largest batch of each variant that the worker has memory for.
     """
 
     kind: str
@@ -58,9 +58,10 @@ class WorkerState:
 
     @classmethod
     def of(cls, beat: Heartbeat, variants: frozenset[str], now: float) -> WorkerState:
-        """
+        """Make the state from a heartbeat.
+
         Args:
-            variants: known variants; others belong to an older release.
+            variants: the known variants. Others belong to an older release and are left out.
         """
         assigned = tuple(a for a in beat.assigned if a.variant in variants)
         largest = {v: beat.profiles[v].max_batch_size for v in variants}
@@ -80,7 +81,7 @@ class Roster(dict[str, WorkerState]):
     """The last report of every worker, by its id."""
 
     def heard(self, worker: str, state: WorkerState) -> bool:
-        """Store a report; returns whether it is news for a policy."""
+        """Store a report. Return whether it is news for a policy."""
         before = self.get(worker)
         self[worker] = state
         if before is None:
@@ -88,7 +89,8 @@ class Roster(dict[str, WorkerState]):
         return state != before
 
     def largest(self, variant: str, kind: str) -> int | None:
-        """The largest batch that all workers of a kind have memory for; None without any."""
+        """Return the largest batch that all workers of a kind have memory for. None if there is no
+        limit or no worker."""
         of_kind = (w.largest.get(variant) for w in self.values() if w.kind == kind)
         return min((size for size in of_kind if size is not None), default=None)
 
@@ -99,7 +101,7 @@ class Roster(dict[str, WorkerState]):
         return self[worker].node if worker in self else ""
 
     def silent(self, before: float) -> list[str]:
-        """Workers without a report since `before`."""
+        """Return the workers without a report since `before`."""
         return [name for name, state in self.items() if state.seen_at < before]
 
     def status(self, now: float, running: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:

@@ -53,9 +53,10 @@ from ray_slo.serve.watch.logs import open_log
 
 logger = logging.getLogger(__name__)
 
-_TICK_S = 0.25  # also how often measured batches may change the policy's view
+_TICK_S = 0.25  # the policy's view changes with measured batches at most this often, in seconds
 _RESTART_S = 0.5  # seconds until a policy that raised is started again
-_PATIENCE = (0.1, 5.0)  # with a preempted batch: seconds, or multiples of the expected delay
+# A preempted batch must stop within the larger of these: seconds, multiples of the expected delay.
+_PATIENCE = (0.1, 5.0)
 _PREEMPTIONS_KEPT = 100
 
 
@@ -65,9 +66,10 @@ class Scheduler:
     Args:
         spec: the application.
         deliver: called with (client, messages) at most once per client and event-loop turn.
-        aside: runs a function that takes about a second outside this event loop; default: a thread.
-        heartbeat_timeout_s: a silent worker counts as dead after this time, seconds.
-        watch: gets the events for metrics.
+        aside: function that runs another function, which takes about a second, outside this event
+            loop. Default: in a thread.
+        heartbeat_timeout_s: a silent worker counts as dead after this time, in seconds.
+        watch: object that gets the events for metrics.
     """
 
     def __init__(
@@ -87,7 +89,7 @@ class Scheduler:
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._watch = watch or Watch()
         self._loop = asyncio.get_running_loop()
-        self._clock = time.monotonic  # uvloop's loop.time() has milliseconds only
+        self._clock = time.monotonic  # uvloop's loop.time() has a resolution of only 1 ms
         self._workers = Roster()
         self._client_nodes: dict[str, str] = {}
         self._quarantine = Quarantine()
@@ -135,7 +137,7 @@ class Scheduler:
         if key in self._queued:
             return
         known = submit.model in self._spec.models and (submit.task or submit.model) in self._tasks
-        if not known:  # from an older release that is still draining
+        if not known:  # the request is from an older release that is still draining
             self._counts["refused"] += 1
             self._post(client, Refusal((submit.request_id,), DropReason.NO_WORKER.value, math.nan))
             return
@@ -161,7 +163,8 @@ class Scheduler:
         """Withdraw all queued requests of a dead frontend.
 
         Args:
-            unread: messages that it never read. A batch whose grants were never read is over.
+            unread: messages that the frontend never read. A batch whose grants were never read is
+                over.
         """
         self._client_nodes.pop(client, None)
         for owner, request_id in list(self._queued):
@@ -177,14 +180,14 @@ class Scheduler:
     # -- from workers ----------------------------------------------------------------------
 
     def heartbeat(self, beat: Heartbeat) -> None:
-        """Take a worker's heartbeat; the first one registers it."""
+        """Take a worker's heartbeat. The first one registers the worker."""
         now = self._clock()
         if self._quarantine.holds(beat.worker, now):
             return
-        if not beat.profiles:  # it leaves the group; it still answers its running batches
+        if not beat.profiles:  # the worker leaves the group, and still answers its running batches
             self._forget_worker(beat.worker)
             return
-        # Variants of an older release, whose workers still drain, are not ours.
+        # Workers of an older release that drain may have variants that this release does not have.
         known = {v: p for v, p in beat.profiles.items() if v in self._variants}
         self._cluster_is_stale |= self._learned.meet(known, beat.kind)
         state = WorkerState.of(beat, frozenset(known), now)
@@ -195,7 +198,7 @@ class Scheduler:
         self._refresh_cluster()
 
     def report(self, report: BatchReport) -> None:
-        """A batch is over on its worker."""
+        """Note that a batch is over on its worker."""
         now = self._clock()
         self._quarantine.reached(report.worker)
         self._learned.ended(report, self._workers.kind_of(report.worker), now)
@@ -213,13 +216,13 @@ class Scheduler:
 
     @property
     def capacity(self) -> dict[str, Capacity]:
-        """See `Learned.capacity`; with the policy's predictions."""
+        """Return `Learned.capacity` with the policy's predictions."""
         expected = self._host.expected()
         found = self._learned.capacity()
         return {model: c._replace(expected=expected.get(model)) for model, c in found.items()}
 
     def status(self) -> dict[str, Any]:
-        """The status for `ray-slo status`."""
+        """Return the status for `ray-slo status`."""
         queued = Counter(request.model for request in self._queued.values())
         now, running = self._clock(), defaultdict[str, list[dict[str, Any]]](list)
         for flight in self._in_flight.values():
@@ -241,7 +244,7 @@ class Scheduler:
 
     def _new_host(self) -> PolicyHost:
         name, kwargs = _recipe(self._spec)
-        # A ready-made policy object is kept unchanged, for a restart.
+        # A policy that was given as an object is copied, so that a restart gets the original.
         policy = copy.deepcopy(make_policy(name, kwargs))
         if self._log is not None:
             policy = self._log.recorded(policy, name, kwargs, self._clock())
@@ -256,12 +259,12 @@ class Scheduler:
         )
 
     def _on_policy_error(self, error: Exception) -> None:
-        # Start again with the queued requests. Not at once: it may fail again.
+        # Start a new policy with the queued requests, but not at once, because it may fail again.
         self._host.close()
         self._loop.call_later(_RESTART_S, self._restart_policy)
 
     def _restart_policy(self) -> None:
-        if self._ticker.done():  # it was closed in the meantime
+        if self._ticker.done():  # the scheduler was closed meanwhile
             return
         logger.warning("policy restarted with %d queued requests", len(self._queued))
         self._generation += 1
@@ -286,7 +289,7 @@ class Scheduler:
     def _tick(self, now: float) -> None:
         long_ago = now - self._heartbeat_timeout_s
         for worker in self._workers.silent(long_ago):
-            logger.warning("worker %s is silent; doing without it", worker)
+            logger.warning("worker %s stopped reporting, and counts as dead", worker)
             self._forget_worker(worker)
         self._quarantine.forget(long_ago)
         self._free_unclaimed()
@@ -295,11 +298,11 @@ class Scheduler:
         self._solver.look(self._host)
 
     def _free_unclaimed(self) -> None:
-        """The watchdog: frees workers from batches that no process has any more.
+        """Free workers from batches that no process has any more (the watchdog).
 
-        Nothing else can end such a batch: its frontends died or hang before they sent it, or the
-        worker's report was lost. A worker's heartbeats name its waiting and running batches, so a
-        worker that runs its batch keeps it, for any time. So does a silent worker.
+        Nothing else can end such a batch: its frontends died or hung before they sent it, or the
+        worker's report was lost. A worker's heartbeats name its waiting and running batches. So a
+        worker that runs its batch keeps it for any time. A silent worker keeps it too.
         """
         for flight in list(self._in_flight.values()):
             worker = self._workers.get(flight.worker)
@@ -316,7 +319,7 @@ class Scheduler:
             return
         for flight in list(self._in_flight.values()):
             if flight.worker == worker:
-                # Tell the policy: it may never see the worker leave, if it is back at once.
+                # Tell the policy. If the worker is back at once, it may never see the worker leave.
                 self._end_batch(flight.batch_id, BatchStatus.LOST)
         self._cluster_is_stale = True
         self._refresh_cluster()
@@ -355,14 +358,14 @@ class Scheduler:
             self._post(client, grant)
 
     def _on_preempt(self, preempt: Preempt) -> None:
-        # The oldest batch of the worker is the running one. None: it has just ended.
+        # The oldest batch of the worker is the running one. It is None if it has just ended.
         on_it = (f for f in self._in_flight.values() if f.worker == preempt.worker)
         flight = next(on_it, None)
         if flight is None or flight.preempted_at is not None:
             return
         self._preemptions.append(flight.preempt(preempt, self._clock()))
-        # Only frontends can call a worker. All with a piece of the batch are asked, because one may
-        # have died; the worker ignores repetitions.
+        # Only frontends can call a worker. All frontends with a piece of the batch are asked,
+        # because one may have died. The worker ignores repetitions.
         stop = Stop(flight.batch_id, preempt.worker, self._workers.kind_of(preempt.worker))
         for client in flight.clients:
             self._post(client, stop)
@@ -377,9 +380,9 @@ class Scheduler:
         if running.variant not in self._deaf:
             self._deaf.add(running.variant)
             logger.warning(
-                "a batch of %s was preempted and runs on: give its network exit points "
+                "a batch of %s was preempted, but continues to run: give its network exit points "
                 "(`exit_points`), or call ray_slo.checkpoint() between the steps of its batch "
-                "method. Said once",
+                "method. This warning is not repeated",
                 running.variant,
             )
         self._host.preempt_failed(running.worker, running.batch_id)
@@ -409,7 +412,7 @@ class Scheduler:
 
 
 def _recipe(spec: AppSpec) -> tuple[Any, dict[str, Any]]:
-    """The policy and its arguments, as `make_policy` takes them."""
+    """Return the policy and its arguments, as `make_policy` takes them."""
     name = spec.policy.name
     shortest_ms = min(spec.slos_ms(model)[0] for model in spec.models)
     return recipe_for(

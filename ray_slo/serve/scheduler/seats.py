@@ -1,10 +1,10 @@
-"""Gives a batch to the free worker that is nearest to its payloads. No ray.
+"""Gives a batch to the free worker that is nearest to its payloads. It does not use Ray.
 
-A policy does not know where a worker is. It dispatches to *seats*, and this module decides which
-worker has which seat. Two free workers may exchange seats if they are equal for a policy: the same
-kind, loaded variants and assignment. So every decision is the policy's own. Its events and
-decisions, also in the decision log, do not depend on where the workers are. A seat has the name of
-the worker that took it first.
+A policy does not know on which node a worker is. It dispatches to *seats*, and this module decides
+which worker has which seat. Two free workers may exchange seats if they are equal for a policy:
+they have the same kind, loaded variants and assignment. So the policy still makes every decision.
+Its events and decisions, also in the decision log, do not depend on the workers' nodes. A seat has
+the name of the worker that took it first.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from ray_slo.core.policy import PolicyWrapper
 
 
 class NearPayloads(PolicyWrapper):
-    """`policy`, with each batch run near its payloads if that makes no other difference.
+    """A policy whose batches run near their payloads, if that makes no other difference.
 
     Args:
-        node_of_worker, node_of_request: names of nodes; "" if unknown.
+        node_of_worker, node_of_request: functions that return the name of a node, or "" if it is
+            unknown.
     """
 
     def __init__(
@@ -42,12 +43,12 @@ class NearPayloads(PolicyWrapper):
         super().__init__(policy)
         self._node_of_worker = node_of_worker
         self._node_of_request = node_of_request
-        self._worker: dict[WorkerId, WorkerId] = {}  # by seat
-        self._seat: dict[WorkerId, WorkerId] = {}  # by worker
-        self._batches: dict[WorkerId, int] = {}  # by worker: dispatched and not finished
-        self._place: dict[WorkerId, tuple[Hashable, str]] = {}  # by worker: (equal workers, node)
-        self._free: dict[tuple[Hashable, str], dict[WorkerId, None]] = {}  # by place
-        self._spread = False  # over several nodes
+        self._worker: dict[WorkerId, WorkerId] = {}  # worker by seat
+        self._seat: dict[WorkerId, WorkerId] = {}  # seat by worker
+        self._batches: dict[WorkerId, int] = {}  # number of unfinished batches by worker
+        self._place: dict[WorkerId, tuple[Hashable, str]] = {}  # (class of equals, node) by worker
+        self._free: dict[tuple[Hashable, str], dict[WorkerId, None]] = {}  # free workers by place
+        self._spread = False  # whether the workers are on several nodes
 
     def optional_event(self, name: str, *args: Any) -> None:
         if name != "preempt_failed":
@@ -70,7 +71,7 @@ class NearPayloads(PolicyWrapper):
         for worker in workers:
             if worker not in self._seat:
                 seat = worker
-                while seat in self._worker:  # it is back, and another worker has its seat
+                while seat in self._worker:  # the worker is back, and another one has its seat
                     seat = self._worker[seat]
                 self._worker[seat], self._seat[worker] = worker, seat
         self._place = {
@@ -107,7 +108,7 @@ class NearPayloads(PolicyWrapper):
         return action if worker == action.worker else replace(action, worker=worker)
 
     def _nearer(self, worker: WorkerId, requests: Sequence[Request]) -> WorkerId | None:
-        """A free worker like this one on a node with more of the payloads."""
+        """Return a free worker that is equal to this one, on a node with more of the payloads."""
         alike, here = self._place[worker]
         payloads: dict[str, int] = {}
         for request in requests:

@@ -1,5 +1,5 @@
-"""Some policies ask for tables or rehearsals, which take about a second. They are solved one after
-the other, outside the scheduler's event loop."""
+"""Solver for the problems of policies: tables and rehearsals, which take about a second. They are
+solved one after the other, outside the scheduler's event loop."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ray_slo.serve.scheduler.watch import Watch
 logger = logging.getLogger(__name__)
 
 _SOLVER = "ray_slo.simulation.rehearsal:solve"
-_PATIENCE_S = 60.0  # longest rehearsal; its traffic is bounded
-_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 300.0  # after failed rehearsals, doubled each time
-_REST = 4.0  # pause, times a rehearsal's time: rehearsals use at most a fifth of a core
+_PATIENCE_S = 60.0  # longest time of a rehearsal
+_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 300.0  # pause after a failed rehearsal; it doubles each time
+_REST = 4.0  # pause as a multiple of a rehearsal's time, so that it uses a fifth of a core at most
 
 Aside = Callable[[Callable[[Any], Any], Any], Awaitable[Any]]
 
@@ -29,14 +29,14 @@ class Solver:
     """Solves the problems that a policy asks for.
 
     A table that cannot be solved is not tried again. A rehearsal that fails or takes too long
-    changes nothing; another one follows after a while. After a rehearsal there is a pause of four
-    times its length, because it uses a core that others may need. The solver is loaded before the
-    first problem comes, while the application still starts.
+    changes nothing, and another one follows later. After a rehearsal there is a pause of four times
+    its length, because it uses a core that others may need. The solver is loaded before the first
+    problem comes, while the application still starts.
 
     Args:
-        aside: runs a function of one argument outside this event loop. It stops it, if possible,
-            when the answer is no longer needed. Default: in a thread.
-        watch: gets rehearsals and changes of the setting.
+        aside: function that runs a function of one argument outside this event loop. If possible,
+            it stops the function when the answer is no longer needed. Default: in a thread.
+        watch: object that gets rehearsals and changes of the setting.
     """
 
     def __init__(self, aside: Aside | None, watch: Watch) -> None:
@@ -48,12 +48,12 @@ class Solver:
         self._unsolvable: set[Any] = set()
         self._not_before = -1.0
         self._failed_in_a_row = 0
-        self._held = self._failed = 0  # rehearsals
+        self._held = self._failed = 0  # numbers of successful and failed rehearsals
         self._took_s: float | None = None
         self._error: str | None = None
 
     def look(self, host: PolicyHost) -> None:
-        """Begin with the first problem that the policy asks for, if none is being solved."""
+        """Begin to solve the first problem of the policy, if none is being solved."""
         if (in_force := getattr(host.policy, "in_force", None)) is not None:
             setting = in_force()["setting"]
             if setting != self._setting:
@@ -75,7 +75,7 @@ class Solver:
         self._solving = asyncio.create_task(solve(host, problem))
 
     async def _load(self) -> None:
-        """Import the solver where it will run. A failure shows again at the first problem."""
+        """Import the solver in its process. If this fails, the first problem fails too."""
         with contextlib.suppress(Exception):
             await asyncio.wait_for(self._aside(import_attr, _SOLVER), _PATIENCE_S)
 
@@ -126,11 +126,11 @@ class Solver:
         host.solved([answer])
 
     def status(self, host: PolicyHost, now: float) -> dict[str, Any]:
-        """For people: current tables and the number of missing ones; the current setting and the
-        last rehearsals. Empty for a policy without them.
+        """Return the state for people: the current tables and the number of missing ones, or the
+        current setting and the last rehearsals. It is empty for a policy without them.
 
         Args:
-            now: seconds in the policy's clock.
+            now: time in seconds of the policy's clock.
         """
         return {**self._tables(host), **self._rehearsals(host, now)}
 

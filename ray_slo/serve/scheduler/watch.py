@@ -4,13 +4,13 @@ from __future__ import annotations
 
 
 class Watch:
-    """Gets a scheduler's events; this one ignores them."""
+    """Gets a scheduler's events. This class ignores them; subclasses count them."""
 
     def unclaimed(self) -> None:
-        """The watchdog freed a worker from a batch that no process had any more."""
+        """Note that the watchdog freed a worker from a batch that no process had any more."""
 
     def rehearsed(self, held: bool, took_s: float) -> None:
-        """A rehearsal succeeded or failed after `took_s` seconds."""
+        """Note that a rehearsal succeeded or failed after `took_s` seconds."""
 
     def setting(self, before: str, now: str) -> None:
-        """The setting of `auto` changed; `before` is empty for the first one."""
+        """Note that the setting of `auto` changed. `before` is empty for the first setting."""

@@ -30,7 +30,7 @@ def is_frontend(name: str) -> bool:
 
 
 def read_status(address: str, application: str | None) -> dict[str, dict[str, Any]]:
-    """Status by application.
+    """Return the status of each application, by name.
 
     Raises:
         ValueError: no cluster at `address`, or no such application.
@@ -42,7 +42,7 @@ def read_status(address: str, application: str | None) -> dict[str, dict[str, An
 
 
 def _status_of(app: str, frontend: str) -> dict[str, Any]:
-    """The status from a frontend; `unreachable`, with Serve's message, if none answers."""
+    """Return the status from a frontend. If none answers, `unreachable` has Serve's message."""
     try:
         handle = serve.get_deployment_handle(frontend, app)
         state: dict[str, Any] = handle.slo_status.remote().result(timeout_s=_ANSWER_S)
@@ -58,7 +58,7 @@ def _status_of(app: str, frontend: str) -> dict[str, Any]:
 
 
 def read_dry_run(address: str, application: str, timeout_s: float = 60.0) -> dict[str, Any]:
-    """What the application's planner would do now (`Planner.dry_run`).
+    """Return what the application's planner would do now (`Planner.dry_run`).
 
     Raises:
         ValueError: no cluster at `address`, no such application, or it has no planner.
@@ -111,7 +111,8 @@ def connect(address: str, option: str = "--address") -> None:
         ValueError: no address, or no Ray there.
     """
     _check_listens(address, option)
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # its progress is no answer
+    # Commands print only their answer, not Serve's progress.
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except RuntimeError as error:
@@ -132,12 +133,11 @@ def connect(address: str, option: str = "--address") -> None:
 
 
 def _check_listens(address: str, option: str) -> None:
-    """Refuse an invalid address, and a "host:port" where nothing listens: Ray would try for
-    minutes,
-    and end the process.
+    """Refuse an invalid address, and a "host:port" where nothing listens. Ray would try for
+    minutes, and then end the process.
 
     Raises:
-        ValueError: says what is wrong.
+        ValueError: the message says what is wrong.
     """
     if address in ("auto", "local") or re.match(r"[a-z+]+://.", address):
         return

@@ -41,7 +41,7 @@ class _Batch:
     late_at: float = math.inf  # time of its first deadline
     pieces: dict[int, list[Any]] = field(default_factory=dict)
     waiters: dict[int, asyncio.Future[PieceResult]] = field(default_factory=dict)
-    closed: bool = False  # it runs or ran: a piece that arrives now is too late
+    closed: bool = False  # the batch runs or ran, so a piece that arrives now is too late
     stop_asked_at: float | None = None
     flag: PreemptionFlag | None = None  # flag of the current or last call of the user's method
     measured: list[tuple[int, float]] = field(default_factory=list)
@@ -116,7 +116,11 @@ class Batches:
         return self._running is not None
 
     def check_hung(self) -> None:
-        """Raises RuntimeError if a batch has been running for far too long."""
+        """Check that no batch has been running for far too long.
+
+        Raises:
+            RuntimeError: one has.
+        """
         if self._running is not None:
             since, loaded, load = self._running
             ran_s, expected_s = time.monotonic() - since, loaded.expected_s(load)
@@ -164,7 +168,7 @@ class Batches:
     def preempt(self, batch_id: str) -> None:
         """Stop a batch at its next exit point, or before it starts.
 
-        Nothing happens to one that is over, or past its last exit point: it has its results.
+        A batch that is over, or past its last exit point, is not affected, and keeps its results.
         """
         now = time.monotonic()
         batch = self._here.get(batch_id)
@@ -269,10 +273,10 @@ class Batches:
     async def _results(
         self, batch: _Batch, loaded: Loaded, items: list[Any]
     ) -> tuple[BatchStatus, _Results]:
-        """Status of the batch, and (True, result), (False, error) or `AGAIN` per item.
+        """Return the status of the batch, and (True, result), (False, error) or `AGAIN` per item.
 
         Raises:
-            Preempted: it was stopped.
+            Preempted: the batch was stopped.
         """
         if not items:
             return BatchStatus.FINISHED, []
@@ -291,9 +295,11 @@ class Batches:
     async def _in_parts(
         self, batch: _Batch, loaded: Loaded, items: list[Any], error: Exception
     ) -> tuple[BatchStatus, _Results]:
-        """Run a batch without enough memory in halves, recursively. After its first deadline, the
-        rest is returned. Later batches of the variant are smaller, unless a single item did not
-        fit."""
+        """Run a batch that does not fit in memory in halves, recursively.
+
+        After its first deadline, the items that are left go back to the scheduler. Later batches of
+        the variant are smaller, unless a single item did not fit.
+        """
         self._metrics.out_of_memory(loaded.ref)
         results: _Results = []
         largest, is_item = 0, False
@@ -325,7 +331,7 @@ class Batches:
         return (BatchStatus.FAILED if failed else BatchStatus.FINISHED), results
 
     async def _part(self, batch: _Batch, loaded: Loaded, items: list[Any]) -> _Results | Exception:
-        """Results of a part of a batch, or the error if there was not enough memory for it."""
+        """Return the results of a part of a batch, or the error if it did not fit in memory."""
         try:
             return [(True, result) for result in await self._call(batch, loaded, items)]
         except Exception as error:

@@ -1,4 +1,4 @@
-"""The user's models on one worker: built, loaded, measured and freed here, by variant."""
+"""Builds, loads, measures and frees the user's models on one worker, by variant."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from ray_slo.serve.worker.profiles import Profiles
 
 logger = logging.getLogger(__name__)
 
-_ROUNDS = 20  # of measurements of a variant, if there is time for them
+_ROUNDS = 20  # rounds of measurements of a variant, if there is time for them
 _BETWEEN = 0.1  # share of the shortest SLO for which a measurement may delay the models in service
 
 
@@ -61,21 +61,21 @@ class Loaded:
     least_s: float = math.inf
 
     def load(self, items: list[Any]) -> int:
-        """Size of a batch of these items, in the unit of its profile."""
+        """Return the size of a batch of these items, in the unit of its profile."""
         if self.size is None:
             return len(items)
         return user_code.call(lambda: sum(map(self.size, items)))  # type: ignore[arg-type]
 
     def expected_s(self, load: int) -> float:
-        """Seconds that a batch of this size takes, as far as it was learned here; 0 for one that
-        the profile does not have."""
+        """Return the time of a batch of this size in seconds, as learned here. 0 if the profile
+        does not have this size."""
         if not 1 <= load <= self.profile.prior.max_batch_size:
             return 0.0
         return self.profile.profile.latency(load)
 
 
 class Models:
-    """Every model that the worker has, or may have.
+    """All models that the worker has or may get.
 
     The user's objects are built and called on one thread of their own, off the event loop.
 
@@ -120,7 +120,7 @@ class Models:
         self._in_service = False
 
     def begin_service(self) -> None:
-        """From now on, batches run, and models are built on another thread."""
+        """Let batches run from now on. Models are then built on another thread."""
         self._in_service = True
         self._builder = ThreadPoolExecutor(1, thread_name_prefix="ray-slo-builder")
 
@@ -144,11 +144,11 @@ class Models:
             leave_out: skip variants without enough memory, as long as one fits.
 
         Returns:
-            Why variants were skipped.
+            The reason for each variant that was skipped.
 
         Raises:
-            Exception: whatever a loader or a model's constructor raised. Then none of these
-                variants stays.
+            Exception: the exception of a loader or of a model's constructor. Then none of these
+                variants stays loaded.
         """
         keys = [key for key in variants if key not in self.offered]
         left_out: dict[str, str] = {}
@@ -160,7 +160,7 @@ class Models:
                 if not leave_out or not is_out_of_memory(error) or len(left_out) + 1 == len(keys):
                     raise
                 left_out[key] = why = user_code.in_words(error)
-                logger.warning("%s is left out, as there is no memory for it: %s", key, why)
+                logger.warning("%s does not fit in memory, and is left out: %s", key, why)
                 await self._undo([key], error)
 
         try:
@@ -175,13 +175,13 @@ class Models:
         return left_out
 
     async def _undo(self, keys: Iterable[str], error: BaseException) -> None:
-        """Free variants after this error, which may hold references to them."""
+        """Free variants after an error. The error may hold references to them."""
         self.forget(keys)
         await asyncio.sleep(0)  # lets the event loop release the loader's result
         let_go(error)
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Free variants, and models that have none left."""
+        """Free variants, and models that have no variant left."""
         keys = list(keys)
         self.meter.forget(keys)
         for key in keys:
@@ -210,8 +210,8 @@ class Models:
             check: see `Meter.running`.
 
         Raises:
-            Exception: what it raised (`user_code.as_exception`).
-            Preempted: its batch was stopped.
+            Exception: the exception of the method (`user_code.as_exception`).
+            Preempted: the batch was stopped.
         """
         with self.meter.running(loaded.key, load, check=check):
             if loaded.is_async:
@@ -220,7 +220,7 @@ class Models:
             return await self._loop.run_in_executor(self._thread, call)
 
     def stage(self, loaded: Loaded, items: list[Any]) -> asyncio.Future[Any]:
-        """Stage a batch while another one runs; `run` takes the result as its items."""
+        """Stage a batch while another one runs. `run` takes the result as its items."""
         staged = self._loop.run_in_executor(
             self._stager, user_code.call, loaded.stage or list, items
         )
@@ -250,7 +250,7 @@ class Models:
                 )
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
-        """`user_config` maps a model's name to its own configuration.
+        """Apply `user_config`, which maps a model's name to its own configuration.
 
         Raises:
             ConfigError: there is no such model, or it has no `reconfigure`.
@@ -295,10 +295,10 @@ class Models:
         self._configured[name] = config
 
     async def _load_one(self, key: str) -> None:
-        """Load a variant, and build its model if needed; its profile comes later.
+        """Load a variant, and build its model if needed. Its profile is set later.
 
         Raises:
-            MemoryError: it needs more memory than there is.
+            MemoryError: the variant needs more memory than there is.
         """
         ref = self._refs[key]
         is_built = ref.model in self._instances
@@ -360,8 +360,8 @@ class Models:
     # -- profiles --------------------------------------------------------------------------
 
     async def _set_profile(self, loaded: Loaded, known: LatencyProfile | None) -> None:
-        """Set a variant's profile: learned here, or else on other workers, or else from a file, or
-        else measured, or else a guess that a few batches will correct."""
+        """Set a variant's profile. It is the first of these that exists: learned here, learned on
+        other workers, from a file, measured, or a guess that a few batches will correct."""
         key, model = loaded.key, self._spec.models[loaded.ref.model]
         limit, slo_s = model.max_batch_size, self._spec.slos_ms(loaded.ref.model)[1] / 1e3
         example_input = getattr(type(self._instances[loaded.ref.model]), "example_input", None)
@@ -387,12 +387,12 @@ class Models:
     async def _measure(
         self, loaded: Loaded, example_input: Callable[..., Any], limit: int, slo_s: float
     ) -> Sweep:
-        """Measure a variant; returns the sweep. While models are in service, a call runs between
-        their batches; with several items it may use only a small share of their SLOs. A size
-        without enough memory ends the sweep.
+        """Measure a variant, and return the sweep. While models are in service, each call runs
+        between their batches. A call with several items may use only a small share of their SLOs. A
+        size that does not fit in memory ends the sweep.
 
         Raises:
-            MemoryError: there is not even enough memory for the smallest batch.
+            MemoryError: not even the smallest batch fits in memory.
         """
         call_s = math.inf
         if self._in_service:
@@ -419,7 +419,7 @@ class Models:
                 took_s = time.perf_counter() - start
                 if not is_out_of_memory(error) or not sweep.ran_out(took_s):
                     raise
-                logger.warning("%s has no memory for a batch of %d: %s", loaded.key, size, error)
+                logger.warning("%s: no memory for a batch of %d: %s", loaded.key, size, error)
                 let_go(error)
             else:
                 sweep.took(time.perf_counter() - start)
@@ -427,7 +427,7 @@ class Models:
 
 
 def _stage_of(instance: Any, network: Any, ref: VariantRef) -> Callable[[list[Any]], Any] | None:
-    """The user's `stage`, if there is one and its network gains from it."""
+    """Return the user's `stage`, if there is one and its network gains from it."""
     stage = getattr(instance, "stage", None)
     if not callable(stage) or not getattr(network, "stages_ahead", True):
         return None

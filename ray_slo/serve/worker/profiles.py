@@ -16,10 +16,10 @@ _CUT_S = 600.0  # seconds until a batch size that ran out of memory is tried aga
 
 
 class Profiles:
-    """Profiles of every variant that was ever loaded.
+    """Latency profiles of every variant that was ever loaded on this worker.
 
     Attributes:
-        learned: learned profiles by variant.
+        learned: profiles that were learned here, by variant.
     """
 
     def __init__(self, spec: AppSpec) -> None:
@@ -29,7 +29,7 @@ class Profiles:
 
     @property
     def current(self) -> dict[str, LatencyProfile]:
-        """Profiles up to the largest batch that there is memory for."""
+        """Return the profiles, up to the largest batch that fits in memory."""
         cuts = self.cuts
         return {
             key: learned.profile.truncated(cuts[key]) if key in cuts else learned.profile
@@ -38,14 +38,13 @@ class Profiles:
 
     @property
     def cuts(self) -> dict[str, int]:
-        """Largest batch of variants that ran out of memory in service."""
+        """Return the largest allowed batch of each variant that ran out of memory in service."""
         now = time.monotonic()
         self._cuts = {key: cut for key, cut in self._cuts.items() if now < cut[1]}
         return {key: size for key, (size, _) in self._cuts.items()}
 
     def cut(self, key: str, size: int) -> None:
-        """Limit the batches of a variant for a while: there is not enough memory for larger
-        ones."""
+        """Limit the batches of a variant for a while, because larger ones do not fit in memory."""
         if size < self.cuts.get(key, self.learned[key].prior.max_batch_size):
             self._cuts[key] = size, time.monotonic() + _CUT_S
             logger.warning(
@@ -53,12 +52,12 @@ class Profiles:
             )
 
     def file_of(self, ref: VariantRef) -> tuple[str | None, bool]:
-        """The file with a variant's profile, and whether it is only for that variant."""
+        """Return the file with a variant's profile, and whether the file is only for it."""
         own = ref.spec.profile if ref.spec is not None else None
         return own or self._spec.models[ref.model].profile, own is not None or ref.spec is None
 
     def from_file(self, ref: VariantRef) -> LatencyProfile | None:
-        """The variant's profile in its file, if there is a file.
+        """Return the variant's profile from its file. None: there is no file.
 
         Raises:
             ConfigError: the file has no profile of the variant.

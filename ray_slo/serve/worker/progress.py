@@ -1,4 +1,4 @@
-"""While a worker starts, it tells all frontends what it does, and why it failed."""
+"""Tells all frontends what a starting worker does, and why its start failed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ray_slo.serve.messages import SERVING, Progress
 
 logger = logging.getLogger(__name__)
 
-_REPEAT_S = 1.0  # repeated for new frontends
+_REPEAT_S = 1.0  # time between two reports: frontends that have just started need one, too
 _LAST_WORDS_S = 0.5  # seconds for the reason of a failure to reach frontends
 
 
@@ -73,4 +73,4 @@ class Starting:
             responses = self._frontends().broadcast("slo_progress", self._progress)
             await responses.results_async(timeout_s=2.0, return_exceptions=True)
         except Exception as error:  # there is no frontend yet
-            logger.debug("nobody to tell of %s: %r", self._progress, error)
+            logger.debug("no frontend takes the report %s: %r", self._progress, error)

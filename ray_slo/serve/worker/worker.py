@@ -60,7 +60,7 @@ class Worker:
         self._kind = kind
         self._node = this_node()
         self._link: WorkerLink | None = None
-        self._telling = asyncio.Lock()  # else an older heartbeat might arrive last
+        self._telling = asyncio.Lock()  # otherwise an older heartbeat might arrive last
         self._left_out: dict[str, str] = {}  # reason by variant
         self._news = asyncio.Event()  # the scheduler should learn it before the next heartbeat
         self.announced: frozenset[str] = frozenset()
@@ -197,7 +197,7 @@ class Worker:
         return await self.batches.execute(piece)
 
     async def _heard(self, piece: Piece) -> PieceResult:
-        """The same, from a directly connected frontend."""
+        """Run one piece that a directly connected frontend has sent."""
         result = await self.batches.execute(piece)
         if result.results is None:
             return result
@@ -224,7 +224,7 @@ class Worker:
         return self._heartbeat()
 
     async def slo_status(self) -> dict[str, Any]:
-        """The state of this worker."""
+        """Return the state of this worker."""
         batches, waiting = len(self.batches.ids), self.batches.waiting
         return {"worker": self.id, "process": vitals(batches=batches, waiting=waiting)}
 
@@ -277,7 +277,7 @@ class Worker:
         try:
             await link.heartbeat(Heartbeat(self.id, self._kind, {}, []))
         except Exception as error:  # it will notice the missing heartbeats
-            logger.info("could not take leave: %r", error)
+            logger.info("could not tell the old scheduler that this worker has left: %r", error)
 
     async def _send_heartbeat(self) -> None:
         async with self._telling:
@@ -294,10 +294,10 @@ class Worker:
         await self.models.reconfigure(user_config)
 
     def check_health(self) -> None:
-        """A batch that runs far too long makes the replica unhealthy.
+        """Check that no batch runs far too long.
 
         Raises:
-            RuntimeError: Serve then replaces the replica.
+            RuntimeError: a batch does. Serve then replaces the replica.
         """
         self.batches.check_hung()
 

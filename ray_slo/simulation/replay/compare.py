@@ -26,7 +26,7 @@ class Difference:
         round: number of the decision since the scheduler started, from 0.
         at: time of the decision, seconds on the recorded clock.
         recorded, replayed: the first action, error or wake-up time that differs, in words;
-            "nothing" where only the other policy has an action.
+            "nothing" if only the other policy has an action.
     """
 
     round: int
@@ -103,7 +103,7 @@ def replay(life: Life, make: Callable[[], Policy] | None = None) -> Replayed:
 
 
 class _NotHeld(ValueError):
-    """The policy was given an event that a log cannot hold."""
+    """The policy got an event that a log cannot contain."""
 
 
 def policy_of(life: Life) -> Policy:
@@ -117,7 +117,11 @@ def policy_of(life: Life) -> Policy:
 
 
 def policy_arguments(life: Life) -> tuple[str, Mapping[str, Any]]:
-    """(name, kwargs) of the recorded policy. Raises ValueError if the log does not hold them."""
+    """Return the name and the arguments of the recorded policy.
+
+    Raises:
+        ValueError: the log does not contain them.
+    """
     start = life.start
     if start is None or start.policy is None:
         raise ValueError(
@@ -137,8 +141,8 @@ def policy_arguments(life: Life) -> tuple[str, Mapping[str, Any]]:
 
 
 def _is_policy_class(target: Any) -> bool:
-    """Whether the target is a policy class. Nothing else is called, as anybody may have written the
-    name in the log."""
+    """Return whether the target is a policy class. Nothing else from a log may be called, because
+    anybody may have written the log."""
     methods = ("requests_arrived", "requests_cancelled", "batch_finished", "cluster_changed")
     return isinstance(target, type) and all(hasattr(target, m) for m in (*methods, "decide"))
 

@@ -43,7 +43,7 @@ _LEAST_SPREAD = 0.01  # least relative standard deviation that times of equal ba
 
 
 class Nearest:
-    """Find the value that was seen nearest to a given time, in O(log n)."""
+    """Finds the recorded value that is nearest to a given time, in O(log n)."""
 
     def __init__(self, seen: Sequence[tuple[float, float]]) -> None:
         self._times = [t for t, _ in seen]
@@ -84,8 +84,8 @@ def truth_of(t: Tape) -> Truth:
         if (o := b.ran) is None:
             continue
         key = (b.dispatch.variant, b.cluster.workers[b.dispatch.worker].hardware)
-        # Take the first profile. Later ones also hold what the scheduler learned: a high
-        # percentile, and of some batch sizes only.
+        # Take the first profile. Later profiles contain what the scheduler learned. That is a high
+        # percentile, and only for some batch sizes.
         prior.setdefault(key, b.cluster.variants[key[0]].profiles[key[1]])
         items = sum(r.size for r in b.dispatch.requests)
         seconds = max(o.finished_at - o.started_at, 1e-9)
@@ -244,7 +244,7 @@ class _Replay(Run):
 
     def start(self, slot: Slot, batch: Batch) -> None:
         key = (batch.dispatch.variant, slot.worker.hardware)
-        # Where no such batch ever ran, the only known time is the one that the policy expects.
+        # If no such batch ever ran, the only known time is that which the policy expects.
         believed = self.cluster.variants[key[0]].profiles[key[1]]
         profile = self.times.profiles.get(key, believed)
         dispatched = self.b_dispatched[batch.index]

@@ -141,12 +141,12 @@ def newest(lives: Sequence[Life]) -> tuple[Life, Tape]:
 
 
 def all_models(clusters: Sequence[tuple[float, Cluster]]) -> dict[str, Model]:
-    """Models of all clusters, by name. Where a model changed, the last one."""
+    """Return the models of all clusters, by name. If a model changed, return the last version."""
     return {m.name: m for _, c in clusters for m in c.models.values()}
 
 
 def all_workers(clusters: Sequence[tuple[float, Cluster]]) -> dict[WorkerId, Worker]:
-    """All workers that any of the clusters has, by id."""
+    """Return all workers that any of the clusters has, by id."""
     return {w.id: w for _, c in clusters for w in c.workers.values()}
 
 
@@ -244,7 +244,8 @@ def _batches(t: Tape, workers: list[str], variants: list[str]) -> dict[str, NDAr
 
 
 def _answers(t: Tape, index_of: Mapping[int, int]) -> dict[str, NDArray[Any]]:
-    """Columns of the report's table of requests: their batch, or why and when they were dropped."""
+    """Return columns of the report's table of requests: their batch, or the reason and time of
+    their drop."""
     n = len(index_of)
     batch_of, reason, dropped = np.full(n, -1), np.full(n, -1), np.full(n, np.nan)
     reasons = list(DropReason)
@@ -259,13 +260,18 @@ def _answers(t: Tape, index_of: Mapping[int, int]) -> dict[str, NDArray[Any]]:
 
 
 def duration_s(t: Tape, requests: Requests) -> float:
-    """Seconds from the first to the last arrival; if there is one only, until the log's end."""
+    """Return the time from the first to the last arrival, in seconds. With only one arrival, return
+    the time until the log's end."""
     last = float(requests.arrival[-1])
     return last + 1e-9 if last > 0 else max(t.end - t.zero, 1e-3)
 
 
 def checked_warmup_s(warmup_s: float, end: float) -> float:
-    """Return `warmup_s`. Raises ValueError unless it is before the last arrival."""
+    """Return `warmup_s`.
+
+    Raises:
+        ValueError: it is negative, or not before the last arrival.
+    """
     if not 0 <= warmup_s < end:
         raise ValueError(
             f"warmup_s must be at least 0 and less than the {end:.3g} s that requests arrived in, "

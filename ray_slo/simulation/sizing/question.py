@@ -1,4 +1,4 @@
-"""The question how many workers a load needs, and its answers."""
+"""The question of how many workers a load needs, and its answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ray_slo.simulation.workloads import Workload
 Named = tuple[str, Mapping[str, Any]]
 """A policy's name and its arguments."""
 
-KIND = "default"  # of workers, where no pool names some
+KIND = "default"  # kind of the workers if there is no pool of instance types
 
 
 @dataclass(frozen=True)

@@ -40,17 +40,17 @@ from ray_slo.simulation.search import goodput_search
 from ray_slo.simulation.simulator import simulate
 from ray_slo.simulation.sizing.question import KIND, Answer, Figures, Named, Question
 
-_SIZES = 2000  # number of quantiles of the request sizes that a pool is planned for
-_CONFIGURATIONS = 300_000  # most configurations of a pool that are compared
-_EVALUATIONS = 8  # most pools that are simulated for a budget
-_ATTAINED = 0.9  # share of its bound that a pool is expected to reach: the search begins there
+_SIZES = 2000  # number of quantiles of the request sizes in a pool's problem
+_CONFIGURATIONS = 300_000  # largest number of configurations of a pool that are compared
+_EVALUATIONS = 8  # largest number of pools that are simulated for a budget
+_ATTAINED = 0.9  # the search begins at this share of a pool's bound
 
 
 def size(question: Question) -> list[Answer]:
-    """The answers to the question. Their order does not depend on what the runs show.
+    """Return the answers to the question. Their order does not depend on the results of the runs.
 
     Raises:
-        ValueError: the question has no meaning; the message names the field.
+        ValueError: the question is not valid. The message names the field.
     """
     if question.pipeline is not None:
         return list(_pipeline(question, question.pipeline))
@@ -76,7 +76,7 @@ class Search:
         self.probes: list[tuple[int, float]] = []
 
     def figures(self, n: int, seed: int) -> Figures | None:
-        """The figures of one run; None if that number cannot be run at all."""
+        """Return the figures of one run, or None if no run with this number is possible."""
         if (n, seed) not in self._known:
             found = self._known[n, seed] = self._run(n, seed)
             self.probes.append((n, 1.0 if found is None else found.bad_rate))
@@ -90,8 +90,8 @@ class Search:
         return not floor or (found.accuracy is not None and found.accuracy >= floor)
 
     def smallest(self, guess: int, most: int) -> int | None:
-        """The smallest number from 1 to `most` that passes with every seed, provided that a larger
-        number is never worse; None if there is none."""
+        """Return the smallest number from 1 to `most` that passes with every seed, or None. This
+        assumes that a larger number is never worse."""
         first, *others = self._question.seeds
         low, high, step = 0, min(max(guess, 1), most), 1  # `low` does not pass
         if self.passes(high, first):
@@ -168,7 +168,8 @@ def _pools(question: Question, policy: Named, alone: Sequence[Answer]) -> Iterat
 
 
 def _cheapest(question: Question, policy: Named, alone: Answer, most: float) -> Answer:
-    """The cheapest pool that passes; `alone`, which costs `most`, if no pool is cheaper."""
+    """Return the cheapest pool that passes. If no pool is cheaper than `alone`, which costs `most`,
+    return `alone`."""
     names = [t.name for t in question.types]
     prices = np.array([t.price_per_hour for t in question.types])
     try:
@@ -263,7 +264,8 @@ def _problem(question: Question, budget: float) -> kairos.Problem:
 
 
 def _bounds(question: Question, counts: kairos.Ints, budget: float) -> kairos.Floats:
-    """Requests per second that each row can serve at most."""
+    """Return an upper bound on the requests per second that each configuration can serve, shape
+    (configurations,)."""
     if question.workload.sizes is not None:
         return kairos.fluid_bounds(_problem(question, budget), counts)
     (model,) = question.models
@@ -284,7 +286,7 @@ def _cost(question: Question, counts: Mapping[str, int]) -> float | None:
 
 
 def _too_slow(question: Question, kind: str) -> str:
-    """The reason why no number of workers of a kind can pass; "" if there is none."""
+    """Return the reason why no number of workers of a kind can pass, or "" if there is none."""
     sizes = _sizes(question)
     for model in question.models:
         known = [v.profiles[kind] for v in model.variants if kind in v.profiles]
@@ -303,8 +305,8 @@ def _too_slow(question: Question, kind: str) -> str:
 
 
 def _fluid_limit(question: Question, kind: str) -> int | None:
-    """The fewest workers that can serve the load in the fluid limit; None if requests have sizes,
-    or if even `most` workers are too few."""
+    """Return the least number of workers that can serve the load in the fluid limit. None if
+    requests have sizes, or if even `most` workers are too few."""
     if question.workload.sizes is not None:
         return None
     rng = np.random.default_rng(question.seeds[0])
@@ -334,7 +336,7 @@ def _fluid_limit(question: Question, kind: str) -> int | None:
 
 
 def _one_by_one(question: Question, kind: str) -> int:
-    """A guess: the number of workers if each served one request at a time."""
+    """Return a guess: the number of workers if each served one request at a time."""
     model = question.models[0]
     profile = next(v.profiles[kind] for v in model.variants if kind in v.profiles)
     times = [profile.latency(min(s, profile.max_batch_size)) for s in _sizes(question).tolist()]

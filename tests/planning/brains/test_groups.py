@@ -415,7 +415,7 @@ def test_groups_name_their_workers():
             {"planner": {"name": "herd", "kwargs": {"group_worker_limit": 0}}},
             "group_worker_limit must be at least 1, got 0",
         ),
-        ({"planner": {"name": "herd", "memory_mb": {"m": 5}}}, "say what a worker has"),
+        ({"planner": {"name": "herd", "memory_mb": {"m": 5}}}, "give a worker's memory"),
         (
             {"planner": {"name": "herd", "memory_mb": {"m": 5}, "kwargs": {"memory_mb": 4}}},
             r"planner\.memory_mb\.m is 5, more than a worker has .* is 4",
@@ -448,13 +448,13 @@ def test_groups_name_their_workers():
             },
             r"planner\.kwargs\.dynamic_mb\.m must be at least 0",
         ),
-        ({"planner": {"name": "partition"}}, r"sub_clusters: say how many .* from 1 to 1"),
+        ({"planner": {"name": "partition"}}, r"sub_clusters: must be the number .* from 1 to 1"),
         ({"planner": {"name": "herd"}, "groups": GROUPS}, "leave groups out .* 'partition'"),
         (
             {"planner": {"name": "partition", "kwargs": {"sub_clusters": 3}}, "groups": GROUPS},
             "sub_clusters is 3, but there are 2 groups",
         ),
-        ({"planner": {"name": "herd"}, "workers": {"x": {}, "y": {}}}, "workers that are alike"),
+        ({"planner": {"name": "herd"}, "workers": {"x": {}, "y": {}}}, "one kind of worker, but"),
     ],
 )
 def test_mistakes_name_the_field_the_value_and_the_choices(change, says):

@@ -206,7 +206,7 @@ def test_mistakes_in_arguments_name_the_field():
         ({"models": {}}, "models: required"),
         (
             {"planner": {"name": "kairos", "kwargs": {"budget_per_hour": 1, "sizes": {99: 1}}}},
-            "sizes: 99 is more than 'rank' takes .max_batch_size is 64",
+            "sizes: 99 is more than max_batch_size of the model 'rank', 64",
         ),
     ],
 )

@@ -917,7 +917,7 @@ class TestConfiguration:
             ray_slo.batch(**{"latency_slo_ms": 100, **arguments})(double.__wrapped__)
 
     def test_without_an_slo(self):
-        with pytest.raises(ConfigError, match="how fast"):
+        with pytest.raises(ConfigError, match="needs an SLO"):
 
             @ray_slo.batch
             async def predict(items): ...

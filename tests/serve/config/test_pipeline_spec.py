@@ -210,19 +210,19 @@ def test_for_the_scheduler_there_is_no_user_code():
         ),
         (
             args(models={"m": {"callable": Plain, "latency_slo_ms": 9}}, planner="loki"),
-            "'loki' plans one pipeline, whose tasks have code of their own, and nothing beside it; "
+            "'loki' plans one pipeline and nothing else, and each task must have its own code; "
             "there are m, pipeline",
         ),
         (args(groups={"g": {}}, planner="loki"), "groups: 'loki' plans `workers`; leave groups"),
         (args(**FIXED, groups={"g": {}}), "groups: no group lists 'find', and there is no planner"),
         (
             args(**FIXED, groups={"g": {"models": ["find"]}, "h": {"models": ["spell"]}}),
-            "pipeline: its tasks are in the groups g, h; a group's scheduler knows how long",
+            "pipeline: its tasks are in the groups g, h; a group's scheduler does not know the lat",
         ),
-        (args(planner="herd"), "planner.name: 'herd' makes groups of models; the planner of a pip"),
+        (args(planner="herd"), "planner.name: 'herd' plans models, and cannot plan a pipeline"),
         (
             args(policy="pipeline", planner=None),
-            "policy: 'pipeline' routes as a planner says, and there is none",
+            "policy: 'pipeline' needs the routes of a planner, and there is none",
         ),
         (args(policy={"kwargs": {"x": 1}}), "policy 'pipeline' has no argument x"),
         (args(policy={"kwargs": {"parents": {}}}), "policy.kwargs.parents: follows from the pipe"),
@@ -235,7 +235,7 @@ def test_for_the_scheduler_there_is_no_user_code():
         ),
         (
             args(planner="loki", workers={"a": {}, "b": {}}),
-            "plans for workers that are alike, but there are a, b",
+            "plans for one kind of worker, but there are a, b",
         ),
         (
             loki_args(kwargs={"quantile": 1}),
@@ -249,7 +249,7 @@ def test_for_the_scheduler_there_is_no_user_code():
         (loki_args(kwargs={"max_swaps": "x"}), "planner.kwargs.max_swaps: must be a whole number"),
         (loki_args(min_gain=1), "planner.min_gain: not for the planner 'loki'"),
         (loki_args(demand="mean"), "planner.demand: must be one of ewma, peak, holt, got"),
-        (loki_args(rates={"spell": 1}), "planner.rates.spell: must be of the root, 'find'"),
+        (loki_args(rates={"spell": 1}), "rates.spell: only the root task, 'find', can have a rate"),
         (loki_args(rates={"find": 0}), "planner.rates.find must be positive, got 0"),
         (loki_args({"max_replicas": 0}), "workers.default.max_replicas: must be from 1"),
         (
@@ -413,7 +413,7 @@ def test_from_python_it_becomes_an_application():
     ("options", "says"),
     [
         ({"max_replicas": 0}, "workers.default.max_replicas"),
-        ({"planner": "partition"}, "the planner of a pipeline is 'loki'"),
+        ({"planner": "partition"}, "'partition' plans models, and cannot plan a pipeline"),
         ({"retry": 1}, "retry: unknown key (did you mean 'retries'?)"),
     ],
 )

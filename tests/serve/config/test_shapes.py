@@ -216,13 +216,13 @@ def test_whatever_is_wrong_with_the_code_the_field_is_named():
             args(groups={"g": {"models": ["read", "find", "spot"]}, "h": {"models": ["check"]}}),
             "pipelines.pages: its tasks are in the groups g, h",
         ),
-        (args(planner="loki"), "planner.name: 'loki' plans one pipeline, whose tasks have code"),
-        (args(planner="herd"), "planner.name: 'herd' makes groups of models"),
+        (args(planner="loki"), "planner.name: 'loki' plans one pipeline and nothing else"),
+        (args(planner="herd"), "planner.name: 'herd' plans models, and cannot plan a pipeline"),
         (
             args(planner={"name": "kairos", "kwargs": {"budget_per_hour": 1}}),
-            "planner.name: 'kairos' plans for a model",
+            "planner.name: 'kairos' cannot plan a pipeline",
         ),
-        (args(policy="pipeline"), "policy: 'pipeline' routes as a planner says, and there is none"),
+        (args(policy="pipeline"), "'pipeline' needs the routes of a planner, and there is none"),
     ],
 )
 def test_mistakes_name_field_value_and_choices(wrong, says):

@@ -162,14 +162,14 @@ def test_its_brain_is_made():
         ),
         (
             {"planner": {"name": "auto", "rates": {"n": 1}}},
-            "planner.rates: 'n' is none of the models and pipelines m",
+            "planner.rates: 'n' is not a model or pipeline; there are m",
         ),
         ({"planner": {"name": "auto", "rates": {"m@gold": 1}}}, "planner.rates: 'm@gold'"),
         ({"planner": {"name": "auto", "rates": {"m": 0}}}, "planner.rates.m must be positive"),
         ({"planner": {"name": "auto", "min_gain": 0.2}}, "min_gain: not for the planner 'auto'"),
         (
             {"models": {}, "pipelines": {"p": PIPELINE}, "planner": "auto", "policy": "pipeline"},
-            "policy: 'pipeline' routes as the planner 'loki' says",
+            "policy: 'pipeline' needs the routes of the planner 'loki'",
         ),
     ],
 )

@@ -100,7 +100,7 @@ def test_those_who_wait_too_long_are_refused_at_once_when_the_pace_is_known():
     assert gate.arrive(2.0, 2.5, told) is None
     (refused,) = told.said
     assert refused.reason == "would_miss"
-    assert "51 requests wait at the door before it" in str(refused)
+    assert "51 requests wait for admission before it" in str(refused)
     assert refused.retry_after_s == pytest.approx(0.51, rel=0.1)
 
 

@@ -141,7 +141,7 @@ async def test_a_batch_that_ignores_the_flag_is_waited_for_and_said_once(app, ca
         assert finished == {"long0": 1, "short0": 1, "long1": 1, "short1": 1}
         records = (await front.slo_status())["preemptions"]
         assert [r["outcome"] for r in records] == ["finished", "finished"]
-    said = [r for r in caplog.records if "runs on" in r.getMessage()]
+    said = [r for r in caplog.records if "continues to run" in r.getMessage()]
     assert [r.levelno for r in said] == [logging.WARNING]
 
 
