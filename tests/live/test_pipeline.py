@@ -16,7 +16,7 @@ from ray_slo.serve.ray_private.actors import find_actor
 pytestmark = pytest.mark.live
 
 TINY = {"num_cpus": 0.1}
-SLO_MS = 60_000  # time for Serve to start another replica on a busy machine
+SLO_MS = 120_000  # time for Serve to start another replica on a busy machine
 SPELLED = {"by": "f1", "words": ["t-o", "b-e"]}
 Speller = ray_slo.Pipeline(
     stages.tasks(),
@@ -109,9 +109,9 @@ def test_a_worker_killed_in_the_middle_of_a_stage_costs_nobody_an_answer(app, tm
     others = [app.remote("to be") for _ in range(10)]
     fatal = app.remote(f"to {tmp_path}/died be")
     others += [app.remote("to be") for _ in range(10)]
-    assert fatal.result(timeout_s=90)["words"][::2] == ["t-o", "b-e"]
+    assert fatal.result(timeout_s=150)["words"][::2] == ["t-o", "b-e"]
     assert (tmp_path / "died").exists()
-    assert [o.result(timeout_s=90)["words"] for o in others] == [SPELLED["words"]] * 20
+    assert [o.result(timeout_s=150)["words"] for o in others] == [SPELLED["words"]] * 20
 
 
 def test_the_scheduler_killed_under_load(app):
@@ -121,7 +121,7 @@ def test_the_scheduler_killed_under_load(app):
         if i == 20:
             ray.kill(find_actor("speller#speller"), no_restart=False)
         time.sleep(0.02)
-    assert [a.result(timeout_s=90)["words"] for a in answers] == [SPELLED["words"]] * 40
+    assert [a.result(timeout_s=150)["words"] for a in answers] == [SPELLED["words"]] * 40
     assert eventually(lambda: status_of(app).get("epoch", epoch) != epoch)
 
 
