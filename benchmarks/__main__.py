@@ -10,9 +10,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -94,6 +95,7 @@ def main(args: Sequence[str] | None = None) -> None:
         "source": program.source,
         "quick": options.quick,
         "seed": options.seed,
+        "options": in_words({k: v for k, v in own.items() if v != parser.get_default(k)}),
         "rows": [row.to_json() for row in rows],
     }
     if options.save:
@@ -113,6 +115,16 @@ def main(args: Sequence[str] | None = None) -> None:
         console.print(f"wrote {', '.join(str(p) for p in paths)}")
     if complaints:
         sys.exit("\n".join(complaints))
+
+
+def in_words(own: Mapping[str, Any]) -> str:
+    """Return a program's own options as on a command line."""
+    words = []
+    for name, value in own.items():
+        words.append(f"--{name.replace('_', '-')}")
+        if value is not True:
+            words.append(",".join(value) if isinstance(value, list) else str(value))
+    return " ".join(words)
 
 
 if __name__ == "__main__":

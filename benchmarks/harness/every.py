@@ -78,7 +78,7 @@ def _chosen(
 def is_saved(program: Program, seed: int = 0) -> bool:
     """Tell whether a full run of the present code with this seed is saved."""
     run = load(program.name)
-    if run is None or run["quick"] or run["seed"] != seed:
+    if run is None or run["quick"] or run["seed"] != seed or run.get("options"):
         return False
     return bool(run.get("code") == code_of(program.module))
 

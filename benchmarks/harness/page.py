@@ -87,6 +87,7 @@ def _program(program: Program, run: dict[str, Any] | None) -> str:
     if run is None:
         return "\n".join([*parts, f"`python -m benchmarks {name}`: no saved run.\n"])
     options = (" --quick" if run["quick"] else "") + (f" --seed {s}" if (s := run["seed"]) else "")
+    options += f" {own}" if (own := run.get("options")) else ""
     how = [
         f"`python -m benchmarks {name}{options}`",
         "quick" if run["quick"] else "full",

@@ -53,7 +53,8 @@ def test_what_is_saved_from_this_code_is_not_run_again(held, capsys):
     main(["all", "--save", *ONLY])
     assert {args[0] for args in started} == {"symphony-fig2", "symphony-fig5"}
     assert "2 programs to run, 1 saved" in capsys.readouterr().out
-    for other in (saved("", code=code, quick=True), saved("", code=code, seed=1)):
+    part = saved("", code=code) | {"options": "--case one"}
+    for other in (saved("", code=code, quick=True), saved("", code=code, seed=1), part):
         started.clear()
         runs["symphony-fig1"] = other
         main(["all", "--save", *ONLY])

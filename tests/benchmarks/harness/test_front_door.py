@@ -11,7 +11,7 @@ from multiprocessing import get_context
 
 import pytest
 
-from benchmarks.__main__ import SKIPPED, main
+from benchmarks.__main__ import SKIPPED, in_words, main
 from benchmarks.harness.registry import PROGRAMS
 from benchmarks.own import composition
 
@@ -137,10 +137,17 @@ def test_every_program_runs_quickly_and_prints_its_rows(name, runs):
         pytest.skip(err.strip())
     assert code == 0, err
     body = json.loads(out)
-    assert set(body) == {"name", "source", "quick", "seed", "rows"}
+    assert set(body) == {"name", "source", "quick", "seed", "options", "rows"}
     assert (body["name"], body["quick"], body["seed"]) == (name, True, 0)
     assert body["rows"]
     for row in body["rows"]:
         assert set(row) == {"case", "metric", "unit", "ours", "paper", "peers"}
     assert any(plots.glob("*.png"))
     assert all(part in err for part in body["rows"][0]["case"].split(" · "))
+
+
+def test_options_of_a_program_are_written_down():
+    given = {"mode": "haproxy", "systems": ["plain", "batch"], "again_all": True, "jobs": 2}
+    said = "--mode haproxy --systems plain,batch --again-all --jobs 2"
+    assert in_words(given) == said
+    assert in_words({}) == ""

@@ -84,6 +84,12 @@ def test_a_page_of_one_run(tmp_path):
     assert text.count("no saved run") == len(PROGRAMS) - 1
 
 
+def test_a_run_with_options_names_them(tmp_path):
+    part = body() | {"options": "--mode haproxy"}
+    results.save(part, ORIGIN, 1.0, 1.0, folder=tmp_path)
+    assert "`python -m benchmarks symphony-fig5 --mode haproxy` · full" in page(tmp_path)
+
+
 def test_long_tables_are_folded(tmp_path):
     results.save(body(rows=[row(f"t · {i}") for i in range(40)]), ORIGIN, 1.0, 1.0, folder=tmp_path)
     assert "<summary>t: 40 lines</summary>\n\n|" in page(tmp_path)
