@@ -16,8 +16,7 @@ from ray_slo.serve.deadlines import ARRIVED_HEADER, ATTEMPT_HEADER, spent, witho
 from ray_slo.serve.errors import http_response
 from ray_slo.serve.proxy.http import WAITED_S, suspect
 from ray_slo.serve.proxy.modes import has_haproxy_of_ours, since
-from ray_slo.serve.ray_private.deploy import has_one_loop
-from ray_slo.serve.ray_private.http_head import ARRIVAL, UNWATCHED, until_client_leaves
+from ray_slo.serve.ray_private.http_head import ARRIVAL
 from ray_slo.serve.suspects import is_suspect
 
 _ARRIVED, _ATTEMPT = ARRIVED_HEADER.encode(), ATTEMPT_HEADER.encode()
@@ -30,16 +29,15 @@ class DirectMiddleware:
     def __init__(self, app: Any) -> None:
         self._app = app
         self._believes = has_haproxy_of_ours()
-        self._has_one_loop = has_one_loop()
 
-    async def __call__(self, outer: Any, receive: Any, send: Any) -> None:
-        if outer["type"] != "http":
-            await self._app(outer, receive, send)
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
             return
-        headers = outer["headers"] if self._believes else without(outer["headers"], "failover")
+        headers = scope["headers"] if self._believes else without(scope["headers"], "failover")
         said = dict(headers)
         # Otherwise Serve would answer 408 without the reason, which the frontend gives.
-        scope = {**outer, "headers": spent(headers, 0.0)}
+        scope = {**scope, "headers": spent(headers, 0.0)}
         if self._believes and (arrived := said.get(_ARRIVED)) is not None:
             now, here = time.monotonic(), scope.get(ARRIVAL)
             here_s = 0.0 if here is None else now - here
@@ -49,11 +47,7 @@ class DirectMiddleware:
                 if is_suspect(said.get(_ATTEMPT, b"").decode("latin-1")):
                     await http_response(suspect())(scope, receive, send)
                     return
-        if self._has_one_loop:
-            scope["headers"].append(UNWATCHED)
-            await until_client_leaves(self._app, outer, scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
+        await self._app(scope, receive, send)
 
 
 def before_s(metadata: Mapping[str, str]) -> float:

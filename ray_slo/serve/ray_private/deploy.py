@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from ray.serve import context as serve_context
-from ray.serve._private import constants
 from ray.serve.config import RequestRouterConfig
 
 from ray_slo.serve.ray_private.router import TargetedRouter
@@ -32,11 +31,6 @@ def on_one_loop(options: Mapping[str, Any]) -> dict[str, Any]:
         return dict(options)  # Serve says what is wrong
     env_vars = {_USER_LOOP_ENV: "0", **given.get("env_vars", {})}
     return {**options, "runtime_env": {**given, "env_vars": env_vars}}
-
-
-def has_one_loop() -> bool:
-    """Whether this replica runs user code on the event loop that receives requests."""
-    return not constants.RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD
 
 
 def versioned(deployed: Any, version: str) -> Any:

@@ -1,5 +1,5 @@
 """Limits size and duration of a request's head (request line and headers), which uvicorn buffers
-without bound, notes when a request came to this machine, and cancels it when its client leaves.
+without bound, and notes when a request came to this machine.
 
 A busy server may accept a connection seconds after its request arrived; the kernel knows the time.
 """
@@ -23,10 +23,6 @@ ACCEPTED = 64  # connections per turn of the event loop
 ARRIVAL = "ray_slo.arrival"  # in a scope: arrival of the request, `time.monotonic()` seconds
 _PROCESS = "ray_slo.process"  # in a scope: the process of that clock
 _OURS = uuid4().hex
-_TASK = "ray_slo.task"  # in a scope: the task to cancel when the client leaves
-
-UNWATCHED = (b"x-request-disconnect-disabled", b"?1")
-"""A header that Serve understands: it need not wait for the client to leave."""
 
 _LAST_DATA_RECV = 52  # offset in Linux's `struct tcp_info`: milliseconds since data came
 _TCP_INFO_BYTES = _LAST_DATA_RECV + 4
@@ -47,10 +43,6 @@ def bounded(protocol: type[Any]) -> type[Any]:
         def connection_lost(self, exc: Exception | None) -> None:
             self._have_head()
             super().connection_lost(exc)
-            if self.cycle is not None and not self.cycle.response_complete:
-                task = self.cycle.scope.pop(_TASK, None)
-                if task is not None:
-                    task.cancel()
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
@@ -95,26 +87,6 @@ def arrival_here(scope: Any) -> float | None:
         return None
     came: float = scope[ARRIVAL]
     return came
-
-
-async def until_client_leaves(app: Any, scope: Any, inner: Any, receive: Any, send: Any) -> None:
-    """`await app(inner, receive, send)`, which is cancelled when the client leaves.
-
-    Serve does the same with a further task per request that waits for the client, unless a header
-    says that it need not (`UNWATCHED`).
-
-    Args:
-        scope: the scope that uvicorn made.
-        inner: the scope for the app.
-    """
-    scope[_TASK] = asyncio.current_task()
-    try:
-        await app(inner, receive, send)
-    except asyncio.CancelledError:
-        if _TASK in scope:  # for another reason
-            raise
-    finally:
-        scope.pop(_TASK, None)
 
 
 def waited_s(transport: Any) -> float:

@@ -62,14 +62,3 @@ def test_frontends_have_one_event_loop():
     assert deploy.on_one_loop(own) == own
     for wrong in ({"runtime_env": "x"}, {"runtime_env": {"env_vars": "x"}}):
         assert deploy.on_one_loop(wrong) == wrong
-    assert not deploy.has_one_loop()  # Serve's default
-
-
-def test_serve_need_not_wait_for_clients_to_leave():
-    """Where this fails, Serve has changed: see how a client says so now."""
-    from ray.serve._private.http_util import parse_disconnect_disabled_header
-
-    from ray_slo.serve.ray_private.http_head import UNWATCHED
-
-    assert parse_disconnect_disabled_header({UNWATCHED[0]: UNWATCHED[1]})
-    assert not parse_disconnect_disabled_header({})

@@ -1,5 +1,4 @@
-"""Heads of HTTP requests have a largest size and duration. The kernel knows the time of arrival. A
-request ends when its client leaves."""
+"""Heads of HTTP requests have a largest size and duration. The kernel knows the time of arrival."""
 
 import asyncio
 import inspect
@@ -50,56 +49,6 @@ def connection(monkeypatch):
     return lambda *sent, **kwargs: clock.run(ask(*sent, **kwargs))
 
 
-@pytest.mark.parametrize("leaves", [True, False])
-def test_a_request_ends_when_its_client_leaves(leaves):
-    """And not when the client leaves after its answer."""
-    seen = []
-
-    async def inner(scope, receive, send):
-        seen.append(scope["path"])
-        try:
-            await asyncio.sleep(0.2)
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-            await send({"type": "http.response.body", "body": b""})
-        except asyncio.CancelledError:
-            seen.append("cancelled")
-            raise
-        await asyncio.sleep(0.2)
-        seen.append("done")
-
-    async def app(scope, receive, send):
-        await heads.until_client_leaves(inner, scope, {**scope}, receive, send)
-
-    async def ask():
-        config = Config(app, lifespan="off", http=heads.bounded(HttpToolsProtocol), log_config=None)
-        config.load()
-        loop, state = asyncio.get_running_loop(), ServerState()
-        near, far = socket.socketpair()
-        await loop.connect_accepted_socket(
-            lambda: config.http_protocol_class(config, state, {}, loop), far
-        )
-        _, writer = await asyncio.open_connection(sock=near)
-        writer.write(b"GET /x HTTP/1.1\r\nhost: x\r\n\r\n")
-        await asyncio.sleep(0.1 if leaves else 0.3)
-        writer.close()
-        await asyncio.sleep(0.5)
-
-    clock.run(ask())
-    assert seen == ["/x", "cancelled" if leaves else "done"]
-
-
-def test_a_request_that_is_cancelled_for_another_reason_is_cancelled():
-    async def inner(scope, receive, send):
-        raise asyncio.CancelledError
-
-    async def run():
-        with pytest.raises(asyncio.CancelledError):
-            await heads.until_client_leaves(inner, scope := {}, {}, None, None)
-        assert scope == {}
-
-    asyncio.run(run())
-
-
 def test_heads_are_bounded(connection):
     head = b"GET /%d HTTP/1.1\r\nhost: x\r\n"
     assert connection(head % 1 + b"\r\n", head % 2, b"\r\n") == (True, ["/1", "/2"])
@@ -118,8 +67,7 @@ def test_uvicorn_changed_here():
     for name in ("connection_made", "connection_lost", "on_message_begin", "data_received"):
         assert inspect.isfunction(getattr(HttpToolsProtocol, name))
     source = inspect.getsource(HttpToolsProtocol)
-    assert "scope=self.scope" in inspect.getsource(HttpToolsProtocol.on_headers_complete)
-    assert "self.cycle.response_complete" in inspect.getsource(HttpToolsProtocol.connection_lost)
+    assert "self.scope" in inspect.getsource(HttpToolsProtocol.on_headers_complete)
     assert "self.transport = transport" in source and "self.loop = " in source
     startup = inspect.signature(uvicorn.Server.startup).parameters
     assert list(startup) == ["self", "sockets"]
