@@ -18,6 +18,7 @@ from ray_slo.serve.errors import WorkerLost
 from ray_slo.serve.frontend.frontend import Frontend
 from ray_slo.serve.frontend.surroundings import Surroundings
 from ray_slo.serve.ray_private import actors
+from ray_slo.serve.scheduler import actor as scheduler_actor
 from ray_slo.serve.scheduler import channel
 from ray_slo.serve.scheduler.actor import SchedulerActor
 from ray_slo.serve.watch.lately import Seen
@@ -360,6 +361,21 @@ class _Silent:
         return Seen(pending)
 
 
+class _NoSocket:
+    """Stands in for a socket: processes here die without closing theirs."""
+
+    address = ""
+
+    def __init__(self, answer):
+        pass
+
+    async def begin(self):
+        pass
+
+    def close(self):
+        pass
+
+
 def _scheduler(*_):
     world = World.current
     return Handle(world, lambda: world.at("s"))
@@ -372,6 +388,7 @@ def in_place_of_ray():
             (worker_module, "serve", _Serve()),
             (batches, "WorkerMetrics", _Silent),
             (channel, "serve", _Serve()),
+            (scheduler_actor, "Listener", _NoSocket),
             (channel, "get_or_create_scheduler", _scheduler),
             (channel, "find_actor", _scheduler),
             (actors, "application_is_gone", lambda *_: False),
