@@ -16,11 +16,14 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import logging
 import mmap
 import os
 import stat
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
@@ -33,6 +36,7 @@ ATTEMPT: ContextVar[str] = ContextVar("ray_slo_attempt_id", default="")
 
 _SLOTS, _BYTES = 1024, 16
 _ENDED = "ended"
+_TICK_NS = 50_000_000  # longer than a tick of a file system's clock
 _KEPT = 16  # number of files of ended processes that are kept
 
 
@@ -99,18 +103,60 @@ class Marks:
             self._path.unlink(missing_ok=True)
 
 
+class _MarkFiles:
+    """The files of marks in a folder. They stay open, because under load every request asks."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open: dict[str, int] = {}
+        self._listed = -1  # the folder's time of change when it was listed
+        self._lock = threading.Lock()
+
+    def have(self, mark: bytes) -> bool:
+        """Return whether any file has this mark now.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        with self._lock:
+            self._look()
+            size = _SLOTS * _BYTES
+            return any(mark in os.pread(file, size, 0) for file in self._open.values())
+
+    def _look(self) -> None:
+        """Open new files, and close those that were removed."""
+        changed = self._folder.stat().st_mtime_ns
+        if changed == self._listed:
+            return
+        # A worker's note has no marks.
+        names = {path.name for path in self._folder.iterdir() if _ENDED not in path.name}
+        for name in self._open.keys() - names:
+            os.close(self._open.pop(name))
+        for name in names - self._open.keys():
+            with contextlib.suppress(OSError):
+                self._open[name] = os.open(self._folder / name, os.O_RDONLY)
+        # Another file may come within the same tick of the file system's clock.
+        is_over = time.time_ns() - changed > _TICK_NS
+        self._listed = changed if is_over else -1
+
+
+@functools.cache
+def _files_in(folder: Path) -> _MarkFiles:
+    return _MarkFiles(folder)
+
+
+@functools.cache
+def _own_files() -> _MarkFiles:
+    return _files_in(_folder())
+
+
 def is_suspect(attempt: str, folder: Path | None = None) -> bool:
     """Return whether a hook ran for this attempt of a request when its process ended."""
     mark = _bytes(attempt)
     if mark is None:
         return False
     with contextlib.suppress(OSError):
-        for path in (folder or _folder()).iterdir():
-            if _ENDED in path.name:  # a worker's: it has no marks
-                continue
-            with contextlib.suppress(OSError):
-                if mark in path.read_bytes():
-                    return True
+        return (_own_files() if folder is None else _files_in(folder)).have(mark)
     return False
 
 

@@ -110,6 +110,30 @@ def test_hooks_leave_marks_while_they_run(tmp_path, hook):
     assert not is_suspect(attempt, tmp_path)
 
 
+def test_files_that_come_and_go_are_seen(tmp_path, monkeypatch):
+    """The folder is listed only when it has changed; marks are always read anew."""
+    ATTEMPT.set(attempt := new_attempt())
+    first = Marks(tmp_path)
+    assert not is_suspect(attempt, tmp_path)
+    os.utime(tmp_path, (1.0, 1.0))  # as if it had not changed for long
+    assert not is_suspect(attempt, tmp_path)
+    listed = []
+    monkeypatch.setattr(suspects.Path, "iterdir", lambda self: iter(listed.append(self) or ()))
+    with first.inside():
+        assert is_suspect(attempt, tmp_path)
+    assert not is_suspect(attempt, tmp_path)
+    assert not listed
+    monkeypatch.undo()
+    second = Marks(tmp_path)
+    with second.inside():
+        assert is_suspect(attempt, tmp_path)
+        first.close()
+        assert is_suspect(attempt, tmp_path)
+        second.close()
+        assert not is_suspect(attempt, tmp_path)
+    ATTEMPT.set("")
+
+
 @pytest.mark.parametrize("attempt", ["", "zz", "ab", "00" * 17, "é" * 32])
 def test_what_is_no_attempt_leaves_none(tmp_path, attempt):
     marks = Marks(tmp_path)
