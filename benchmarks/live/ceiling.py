@@ -81,14 +81,15 @@ class Client:
         self._good = self._batches = 0
 
     async def connect(self) -> int:
-        """Connect to the scheduler; the process of the scheduler."""
+        """Connect to the scheduler, and return the ID of its process."""
+        from ray_slo.serve.messages import Heartbeat
         from ray_slo.serve.scheduler.channel import ActorChannel, WorkerLink
 
         self._channel = ActorChannel(
             self._spec, self._key, f"client{self._number}", self._on_messages, lambda: None
         )
         self._link = WorkerLink(self._spec, self._key)
-        await self._channel._connected.wait()
+        await self._channel.join(Heartbeat("", "default", {}, []))  # it only waits
         status = await self._channel.status()
         return int(status["scheduler_process"]["pid"])
 
@@ -119,7 +120,9 @@ class Client:
                 continue
             takes_s = BETA_S + ALPHA_S * message.batch_size
             for request in message.request_ids:
-                sent = self._sent.pop(request)
+                sent = self._sent.pop(request, None)
+                if sent is None:  # of an earlier run
+                    continue
                 self._waits_s.append(now - sent)
                 self._good += now + takes_s - sent <= SLO_S
             if message.piece == 0:  # a batch may be granted to both clients
