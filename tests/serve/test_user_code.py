@@ -10,6 +10,7 @@ import pytest
 from ray_slo.models.checkpoint import Preempted, PreemptionFlag
 from ray_slo.serve import user_code
 from ray_slo.serve.user_code import HookThreads, as_exception, in_words, sendable
+from tests.serve import clock
 
 
 class Panic(BaseException):
@@ -127,16 +128,23 @@ def test_a_hook_that_blocks_costs_its_own_callers_only():
     assert asyncio.run(run()) == [0, 1, 2]
 
 
-def test_quick_hooks_share_a_thread():
-    async def run():
-        threads = HookThreads(4)
-        used = threads.hook(lambda i: (i, threading.get_ident()))
-        answers = await asyncio.gather(*(used(i) for i in range(200)))
-        assert [i for i, _ in answers] == list(range(200))
-        return {thread for _, thread in answers}
+def test_quick_hooks_run_one_after_the_other():
+    """In virtual time all of them are quick, however slow the machine is."""
+    running, overlaps = set(), []
 
-    # A slow machine may take a second one.
-    assert len(asyncio.run(run())) <= 2
+    def hook(i):
+        overlaps.extend(running)
+        running.add(i)
+        threading.Event().wait(0.001)  # others may run now
+        running.remove(i)
+        return i
+
+    async def run():
+        used = HookThreads(4).hook(hook)
+        return await asyncio.gather(*(used(i) for i in range(50)))
+
+    assert clock.run(run()) == list(range(50))
+    assert overlaps == []
 
 
 def test_hooks_behind_a_slow_one_go_to_other_threads():

@@ -23,8 +23,9 @@ def on_one_loop(options: Mapping[str, Any]) -> dict[str, Any]:
     """Actor options of frontends, which answer on the event loop that receives requests.
 
     By default Serve gives user code an event loop on a thread of its own, in case it blocks. A
-    frontend does not block, as it runs users' hooks on threads. Two loops cost it a third of its
-    CPU time, because every request changes threads four times.
+    frontend does not block, as it runs users' hooks on threads. With two loops, every request
+    changes threads several times, which takes CPU time and makes requests wait for the
+    interpreter's lock.
     """
     given = options.get("runtime_env") or {}
     if not isinstance(given, Mapping) or not isinstance(given.get("env_vars", {}), Mapping):
