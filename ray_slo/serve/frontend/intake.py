@@ -27,11 +27,12 @@ from ray_slo.serve.deadlines import (
 )
 from ray_slo.serve.errors import BadInput, BodyTooLarge, RefusedEarly, SLOError, UnknownModel
 from ray_slo.serve.frontend import http as reading
+from ray_slo.serve.frontend.congestion import Congestion
 from ray_slo.serve.frontend.hooks import Hooks
 from ray_slo.serve.frontend.ledger import Asked
 from ray_slo.serve.frontend.surroundings import Surroundings
 from ray_slo.serve.messages import Capacity
-from ray_slo.serve.proxy.gate import Door, Known
+from ray_slo.serve.proxy.gate import SLACK, Door, Known
 from ray_slo.serve.suspects import ATTEMPT
 
 _DIGITS = 7  # a number of requests has fewer digits than this
@@ -61,6 +62,7 @@ class Intake:
         self._refused = refused
         self._has_door_before = around.has_door_before
         self._door = Door(per_turn=_PER_TURN)
+        self._congestion = Congestion()
         self._readers = reading.Readers(spec.max_queued_requests)
         self._parser = ThreadPoolExecutor(1, thread_name_prefix="ray-slo-parser")
         self._trees = spec.trees
@@ -286,6 +288,11 @@ class Intake:
         try:
             yield
         finally:
+            gate = self._door.gate
+            on_their_way = gate.inside + gate.waiting
+            self._congestion.answered(
+                time.monotonic(), on_their_way, self._door.turn_s, asked.slo_s
+            )
             self._door.leave(ticket)
 
     def heed_proxy(self, headers: Mapping[str, str], asked: Asked) -> None:
@@ -297,14 +304,18 @@ class Intake:
 
     def capacity_said(self, path: str, slo_class: str | None = None) -> str:
         """Return the capacity header for the door in Serve's proxy. It has the requests/s that the
-        workers can serve for this path, its SLO in milliseconds, the number of requests that all
-        frontends keep, and the largest sizes of a body and of a JSON body in bytes."""
+        workers can serve for this path, or fewer if the frontends are too busy; its SLO in
+        milliseconds; the number of requests that all frontends keep; and the largest sizes of a
+        body and of a JSON body in bytes."""
         name = path if path in self._trees else next(iter(self._trees))
         tree = self._trees[name]
         slo_ms = 1e3 * tree.slos_s.get(slo_class or DEFAULT_CLASS, tree.slo_s)
         most = self._spec.max_queued_requests * self._spec.num_frontends
         capacity = self._capacity(self._entries[name])
-        rate = math.inf if capacity is None else capacity.rate
+        rate = math.inf
+        if capacity is not None:  # the door lets `SLACK` times this rate times the SLO on
+            busy = self._congestion.limit * self._spec.num_frontends / (SLACK * slo_ms / 1e3)
+            rate = min(capacity.rate, max(busy, 1.0))
         sizes = f"{self._spec.max_body_bytes};{self._spec.max_json_bytes}"
         return f"{rate:.6g};{slo_ms:.6g};{most};{sizes}"
 

@@ -25,11 +25,12 @@ from ray_slo.serve.errors import RefusedEarly
 
 # Requests that go on, as a multiple of what the workers can do by the deadline. The scheduler then
 # chooses among them.
-_SLACK = 2.0
+SLACK = 2.0
 _FEW = 64  # this many requests may always be on their way
 _MOST_WAITING = 2000  # largest number of waiting requests
 _HOPELESS = 8  # largest number of refusals per turn, so that other requests need not wait for them
 _AGAIN_S = 1.0  # seconds until a refused client may try again, if nothing is known
+_LATELY_S = 0.1  # seconds for the mean length of a turn
 _NEWEST = 0.1  # weight of the newest interval between two requests that went on
 
 
@@ -155,14 +156,14 @@ class Gate:
             )
             return _refusal("would_miss", said, wait_s)
         ahead = before + bisect_right(self._inside, key)
-        too_many_for_them = rate is not None and ahead >= max(_FEW, _SLACK * rate * left_s)
+        too_many_for_them = rate is not None and ahead >= max(_FEW, SLACK * rate * left_s)
         if not too_many_for_them and (most is None or ahead < most):
             return None
         again_s = ahead / rate if rate else _AGAIN_S
         said = f"{ahead} requests with earlier deadlines are on their way"
         if rate is not None and too_many_for_them:
             can = max(rate * left_s, 0.0)
-            said += f"; by its deadline the workers can do about {can:.0f}"
+            said += f"; by its deadline about {can:.0f} can be answered"
             return _refusal("queue_full", said, again_s)
         return _refusal("queue_full", f"{said}, which is the limit (max_queued_requests)", again_s)
 
@@ -248,6 +249,9 @@ class Door:
 
     Args:
         per_turn: number of requests that go on per turn of the loop.
+
+    Attributes:
+        turn_s: mean length of the loop's turns in the last tenth of a second, in seconds.
     """
 
     def __init__(self, gate: Gate | None = None, per_turn: int = 1) -> None:
@@ -256,6 +260,8 @@ class Door:
         self._per_turn = per_turn
         self._left = per_turn  # number of requests that may still go on in this turn of the loop
         self._turns = False
+        self._turns_since = 0.0
+        self.turn_s = 0.0
 
     async def enter(
         self, deadline: float, known: Known = NOTHING, may_refuse: bool = True
@@ -320,11 +326,14 @@ class Door:
     def _turn_soon(self) -> None:
         if not self._turns:
             self._turns = True
+            self._turns_since = self._clock()
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
         self._turns, self._left = False, self._per_turn
         now = self._clock()
+        took_s = now - self._turns_since
+        self.turn_s += min(took_s / _LATELY_S, 1.0) * (took_s - self.turn_s)
         while self._left and self.gate.can_turn:
             self._left -= 1
             self.gate.turn(now)

@@ -2,8 +2,9 @@
 passes or is refused, where, and for how long.
 
 A request has variables `txn.slo_…`. Three of them come from the frontends of its place: `rate` is
-the requests per second that the workers can serve, `ms` the SLO in milliseconds, and `most` the
-number of requests that the frontends keep. `left` is the request's time in milliseconds.
+the requests per second that the workers and the frontends can serve, `ms` the SLO in milliseconds,
+and `most` the number of requests that the frontends keep. `left` is the request's time in
+milliseconds.
 """
 
 from __future__ import annotations
@@ -163,8 +164,8 @@ def _small_bodies(most_bytes: int) -> Iterator[str]:
 def _door() -> Iterator[str]:
     body = (
         '{"error": "RefusedEarly", "reason": "queue_full", "message": '
-        '"%[var(txn.slo_ahead)] requests are on their way; in %[var(txn.slo_left)] ms the workers '
-        'can do about %[var(txn.slo_can)]", "retry_after_s": %[var(txn.slo_again)]}'
+        '"%[var(txn.slo_ahead)] requests are on their way; in %[var(txn.slo_left)] ms about '
+        '%[var(txn.slo_can)] can be answered", "retry_after_s": %[var(txn.slo_again)]}'
     )
     is_long = "{ var(txn.slo_more) -m int gt 0 }"
     refused = f"{_KNOWN} {{ var(txn.slo_over) -m int ge 0 }}"

@@ -1,5 +1,6 @@
 """What clients may ask for, in which forms, and the errors for everything else."""
 
+import contextlib
 import json
 import math
 import time
@@ -155,6 +156,22 @@ async def test_what_our_door_in_the_proxy_is_told():
     assert intake(**options).capacity_said("m") == "inf;400;100;2000;1000"
     known = intake(capacity=Capacity(80.0, frozenset({"w"})), **options)
     assert known.capacity_said("no/model") == "80;400;100;2000;1000"
+
+
+@in_loop
+async def test_a_busy_frontend_takes_fewer_requests(monkeypatch):
+    one = intake(capacity=Capacity(1e4, frozenset({"w"})))
+    asked = one.asked("m", time.monotonic(), None)
+    async with one.admitted(asked):
+        pass
+    assert one.capacity_said("m").startswith("10000;400;")
+    one._door.turn_s = 1.0
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(8):
+            await stack.enter_async_context(one.admitted(asked))
+        one._door.turn_s = 1.0
+    # Of eight, the least limit remains: 16 on their way in 400 ms, of which a door lets twice on.
+    assert one.capacity_said("m").startswith("20;400;")
 
 
 @in_loop

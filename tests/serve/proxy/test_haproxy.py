@@ -169,7 +169,7 @@ def held(port, count, pool, frontend, **headers):
 
 def test_the_bounds_are_those_of_the_door():
     assert haproxy_rules._FEW == gate._FEW
-    assert haproxy_rules._SLACK == gate._SLACK
+    assert haproxy_rules._SLACK == gate.SLACK
     assert f"/{SERVICE}/" == haproxy_rules.GRPC_PATH
 
 
