@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,7 +16,7 @@ from starlette.requests import Request as HttpRequest
 
 from ray_slo.core.requests import MAX_LATENCY_MS
 from ray_slo.core.text import quoted
-from ray_slo.core.trees import DEFAULT_CLASS
+from ray_slo.core.trees import DEFAULT_CLASS, stream_of
 from ray_slo.serve.config.models import ModelConfig
 from ray_slo.serve.config.pipeline import PipelineConfig
 from ray_slo.serve.config.spec import AppSpec
@@ -62,7 +63,7 @@ class Intake:
         self._refused = refused
         self._has_door_before = around.has_door_before
         self._door = Door(per_turn=_PER_TURN)
-        self._congestion = Congestion()
+        self._congestion: defaultdict[str, Congestion] = defaultdict(Congestion)  # by stream
         self._readers = reading.Readers(spec.max_queued_requests)
         self._parser = ThreadPoolExecutor(1, thread_name_prefix="ray-slo-parser")
         self._trees = spec.trees
@@ -288,11 +289,9 @@ class Intake:
         try:
             yield
         finally:
-            gate = self._door.gate
-            on_their_way = gate.inside + gate.waiting
-            self._congestion.answered(
-                time.monotonic(), on_their_way, self._door.turn_s, asked.slo_s
-            )
+            # Not the request's own SLO: a client must not lower the limit of others.
+            slo_s = self._trees[asked.model].slos_s[asked.slo_class]
+            self._congestion[asked.stream].answered(time.monotonic(), self._door.turn_s, slo_s)
             self._door.leave(ticket)
 
     def heed_proxy(self, headers: Mapping[str, str], asked: Asked) -> None:
@@ -314,8 +313,10 @@ class Intake:
         capacity = self._capacity(self._entries[name])
         rate = math.inf
         if capacity is not None:  # the door lets `SLACK` times this rate times the SLO on
-            busy = self._congestion.limit * self._spec.num_frontends / (SLACK * slo_ms / 1e3)
-            rate = min(capacity.rate, max(busy, 1.0))
+            busy = self._congestion.get(stream_of(name, slo_class or DEFAULT_CLASS))
+            limit = math.inf if busy is None else busy.limit
+            taken = limit * self._spec.num_frontends / (SLACK * slo_ms / 1e3)
+            rate = min(capacity.rate, max(taken, 1.0))
         sizes = f"{self._spec.max_body_bytes};{self._spec.max_json_bytes}"
         return f"{rate:.6g};{slo_ms:.6g};{most};{sizes}"
 

@@ -8,7 +8,7 @@ import time
 import pytest
 from starlette.requests import Request
 
-from ray_slo.errors import BadHeader, BadInput, BodyTooLarge, UnknownModel
+from ray_slo.errors import BadHeader, BadInput, BodyTooLarge, RefusedEarly, UnknownModel
 from ray_slo.serve.frontend.http import headers_of
 from ray_slo.serve.messages import Capacity
 from ray_slo.serve.protos import InferRequest
@@ -159,19 +159,23 @@ async def test_what_our_door_in_the_proxy_is_told():
 
 
 @in_loop
-async def test_a_busy_frontend_takes_fewer_requests(monkeypatch):
-    one = intake(capacity=Capacity(1e4, frozenset({"w"})))
-    asked = one.asked("m", time.monotonic(), None)
-    async with one.admitted(asked):
-        pass
-    assert one.capacity_said("m").startswith("10000;400;")
-    one._door.turn_s = 1.0
-    async with contextlib.AsyncExitStack() as stack:
-        for _ in range(8):
-            await stack.enter_async_context(one.admitted(asked))
-        one._door.turn_s = 1.0
-    # Of eight, the least limit remains: 16 on their way in 400 ms, of which a door lets twice on.
-    assert one.capacity_said("m").startswith("20;400;")
+async def test_a_busy_frontend_takes_fewer_requests():
+    classes = {"gold": 50}
+    models = {"m": {"callable": "apps:M", "latency_slo_ms": 400, "slo_classes": classes}}
+    one = intake(capacity=Capacity(1e4, frozenset({"w"})), models=models)
+    # The request's own SLO does not count: with 1 ms, every turn would be slow.
+    asked = one.asked("m", time.monotonic(), 1e-3)
+    for is_slow in (False, True):
+        one._door.turn_s = 1.0 if is_slow else 0.01
+        one._congestion["m"].answered(time.monotonic() - 1.0, one._door.turn_s, 0.4)
+        with contextlib.suppress(RefusedEarly):
+            async with one.admitted(asked):
+                pass
+        rate = float(one.capacity_said("m").partition(";")[0])
+        assert (rate < 1e4) == is_slow
+    for unknown in ("gold", "silver"):  # no request of the class was answered
+        assert one.capacity_said("m", unknown).startswith("10000;")
+    assert list(one._congestion) == ["m"]
 
 
 @in_loop
