@@ -18,9 +18,10 @@ logger = logging.getLogger(__name__)
 # the SLO). A request waits for about eight turns on its way.
 _TURN_S, _TURN_OF_SLO = 0.005, 1 / 32
 # Mean latency that the limit aims at, as a share of the SLO: most, least, and its changes per
-# window with slow turns, or without. A short stall should refuse nobody.
+# window with slow turns, or without.
 _MOST, _LEAST, _FALL, _RISE = 0.65, 0.3, 0.1, 0.05
 _WINDOW_S, _WINDOWS = 0.25, 8  # answers are counted in so many windows of this length
+_SLOW_WINDOWS = 3  # slow windows in a row before there is a limit: a burst is shorter
 _CALM_S = 2.0  # after this time without a slow turn, there is no limit
 
 
@@ -36,6 +37,7 @@ class Congestion:
         self._slow_at = -math.inf
         self._began: float | None = None
         self._count = 0
+        self._slow_windows = 0  # in a row
         self._share = _MOST
         self._rates: deque[float] = deque(maxlen=_WINDOWS)  # answers per second, by window
 
@@ -55,12 +57,17 @@ class Congestion:
         if (length_s := now - self._began) >= _WINDOW_S:
             self._rates.append(self._count / length_s)
             self._began, self._count = now, 0
+            is_next = is_slow and length_s < 2 * (_WINDOW_S + turn_s)  # no idle time between
+            self._slow_windows = self._slow_windows + 1 if is_next else int(is_slow)
             change = -_FALL if is_slow else _RISE
             self._share = min(max(self._share + change, _LEAST), _MOST)
-        if now - self._slow_at > _CALM_S or not self._rates:
+        if now - self._slow_at > _CALM_S:
             self.limit = math.inf
             return
         if self.limit == math.inf:
+            if self._slow_windows < _SLOW_WINDOWS:
+                return
+            self._share = _MOST
             logger.warning(
                 "the frontend has too little CPU time: its event loop takes %.0f ms per turn, so "
                 "it takes fewer requests for now. More frontends (num_frontends) would help, or "

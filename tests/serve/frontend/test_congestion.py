@@ -24,9 +24,13 @@ def test_there_is_no_limit_while_the_event_loop_keeps_up():
     assert run(Congestion(), 0.0, 5.0, QUICK_S).limit == math.inf
 
 
-def test_a_short_stall_refuses_nobody():
-    one = run(run(Congestion(), 0.0, 5.0, QUICK_S), 5.0, 5.2, SLOW_S)
-    assert one.limit >= 0.5 * SLO_S * 800
+def test_bursts_set_no_limit():
+    one, now = Congestion(), 0.0
+    for pause_s in (0.4, 1.0, 5.0) * 5:
+        run(one, now, now + 0.5, SLOW_S)
+        assert one.limit == math.inf
+        now = now + 0.5 + pause_s
+    assert run(one, now, now + 1.1, SLOW_S).limit < math.inf
 
 
 def test_while_turns_are_slow_latency_is_held_at_a_third_of_the_slo():

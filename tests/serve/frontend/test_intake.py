@@ -162,20 +162,21 @@ async def test_what_our_door_in_the_proxy_is_told():
 async def test_a_busy_frontend_takes_fewer_requests():
     classes = {"gold": 50}
     models = {"m": {"callable": "apps:M", "latency_slo_ms": 400, "slo_classes": classes}}
-    one = intake(capacity=Capacity(1e4, frozenset({"w"})), models=models)
-    # The request's own SLO does not count: with 1 ms, every turn would be slow.
-    asked = one.asked("m", time.monotonic(), 1e-3)
-    for is_slow in (False, True):
-        one._door.turn_s = 1.0 if is_slow else 0.01
-        one._congestion["m"].answered(time.monotonic() - 1.0, one._door.turn_s, 0.4)
+    for turn_s, is_slow in ((0.01, False), (1.0, True)):
+        one = intake(capacity=Capacity(1e4, frozenset({"w"})), models=models)
+        one._door.turn_s = turn_s
+        # The request's own SLO does not count: with 1 ms, every turn would be slow.
+        asked = one.asked("m", now := time.monotonic(), 1e-3)
+        for ago_s in (1.2, 0.9, 0.6, 0.3):
+            one._congestion["m"].answered(now - ago_s, turn_s, 0.4)
         with contextlib.suppress(RefusedEarly):
             async with one.admitted(asked):
                 pass
         rate = float(one.capacity_said("m").partition(";")[0])
         assert (rate < 1e4) == is_slow
-    for unknown in ("gold", "silver"):  # no request of the class was answered
-        assert one.capacity_said("m", unknown).startswith("10000;")
-    assert list(one._congestion) == ["m"]
+        for unknown in ("gold", "silver"):  # no request of the class was answered
+            assert one.capacity_said("m", unknown).startswith("10000;")
+        assert list(one._congestion) == ["m"]
 
 
 @in_loop
