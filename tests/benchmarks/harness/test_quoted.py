@@ -16,7 +16,6 @@ WAITING = {
     "docs/policies/eager.md": {"deferred-objectives"},
     "docs/policies/ramsis.md": {"ramsis-robustness"},
     "docs/preemption.md": {"shepherd-fig12"},
-    "docs/throughput.md": {"live-overhead"},
     "benchmarks/README.md": {
         *("symphony-fig6", "symphony-fig10", "symphony-fig11", "symphony-fig13", "symphony-fig15"),
         *("symphony-fig16", "shepherd-fig7", "shepherd-fig9", "shepherd-fig10", "shepherd-fig12"),
