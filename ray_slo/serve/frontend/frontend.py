@@ -38,6 +38,7 @@ from ray_slo.serve.planner.plugin import planner_class
 from ray_slo.serve.protos import DescribeReply, InferReply
 from ray_slo.serve.proxy.modes import mode
 from ray_slo.serve.ray_private.http_head import arrival_here
+from ray_slo.serve.ray_private.ingress import answer_with
 from ray_slo.serve.ray_private.peers import asked_all
 from ray_slo.serve.scheduler.channel import ActorChannel, Channel, EmbeddedChannel
 from ray_slo.serve.scheduler.group_channel import GroupedChannel
@@ -92,6 +93,7 @@ class Frontend:
         )
         self._page = StatusPage(around.app, self.slo_status) if spec.status_page else None
         await self._workers.begin()
+        answer_with(self.answer_http)
         self._spawn(self._refresh())
 
     def _links(self, app_key: str, client: str) -> tuple[Channel, FrontendLink | None]:
@@ -143,8 +145,7 @@ class Frontend:
         """
         arrival = time.monotonic()
         if isinstance(item, HttpRequest):
-            came = arrival_here(item.scope)
-            return await self._http(item, arrival if came is None else came)
+            return await self.answer_http(item)
         name = self._intake.model_name(model)
         asked = self._intake.asked(name, arrival, latency_slo_ms, slo_class)
         await self._check_ready(asked)
@@ -152,7 +153,10 @@ class Frontend:
             answer = await self._service.answer(asked, item)
         return answer if response_metadata else answer.result
 
-    async def _http(self, request: HttpRequest, arrival: float) -> Response:
+    async def answer_http(self, request: HttpRequest) -> Response:
+        """Answer an HTTP request. Errors are answers, too."""
+        came = arrival_here(request.scope)
+        arrival = time.monotonic() if came is None else came
         try:
             # This answer has no capacity header for the door. So the door does not know the page's
             # path, and admits requests to it, also in overload.

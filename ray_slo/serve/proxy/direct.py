@@ -17,6 +17,7 @@ from ray_slo.serve.errors import http_response
 from ray_slo.serve.proxy.http import WAITED_S, suspect
 from ray_slo.serve.proxy.modes import has_haproxy_of_ours, since
 from ray_slo.serve.ray_private.http_head import ARRIVAL
+from ray_slo.serve.ray_private.ingress import Ingress
 from ray_slo.serve.suspects import is_suspect
 
 _ARRIVED, _ATTEMPT = ARRIVED_HEADER.encode(), ATTEMPT_HEADER.encode()
@@ -29,6 +30,7 @@ class DirectMiddleware:
     def __init__(self, app: Any) -> None:
         self._app = app
         self._believes = has_haproxy_of_ours()
+        self._ingress = Ingress(app)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -47,7 +49,8 @@ class DirectMiddleware:
                 if is_suspect(said.get(_ATTEMPT, b"").decode("latin-1")):
                     await http_response(suspect())(scope, receive, send)
                     return
-        await self._app(scope, receive, send)
+        if not await self._ingress.answer(scope, receive, send):
+            await self._app(scope, receive, send)
 
 
 def before_s(metadata: Mapping[str, str]) -> float:

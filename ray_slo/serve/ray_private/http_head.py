@@ -10,6 +10,7 @@ import asyncio
 import socket
 import struct
 import time
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 from uuid import uuid4
@@ -21,6 +22,7 @@ MAX_HEAD_BYTES = 262_144
 MAX_HEAD_S = 30.0
 ACCEPTED = 64  # connections per turn of the event loop
 ARRIVAL = "ray_slo.arrival"  # in a scope: arrival of the request, `time.monotonic()` seconds
+LEAVING = "ray_slo.leaving"  # in a scope: list of functions to call when the client leaves
 _PROCESS = "ray_slo.process"  # in a scope: the process of that clock
 _OURS = uuid4().hex
 
@@ -35,6 +37,7 @@ def bounded(protocol: type[Any]) -> type[Any]:
     class Bounded(protocol):
         _head_bytes: int | None = 0  # bytes of the current head; None if there is none
         _head_timer: asyncio.TimerHandle | None = None
+        _leaving: list[Callable[[], object]] = []  # noqa: RUF012 (every request has its own)
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -43,6 +46,8 @@ def bounded(protocol: type[Any]) -> type[Any]:
         def connection_lost(self, exc: Exception | None) -> None:
             self._have_head()
             super().connection_lost(exc)
+            for tell in self._leaving:
+                tell()
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
@@ -52,6 +57,7 @@ def bounded(protocol: type[Any]) -> type[Any]:
             self._have_head()
             self.scope[ARRIVAL] = time.monotonic() - waited_s(self.transport)
             self.scope[_PROCESS] = _OURS
+            self.scope[LEAVING] = self._leaving = []
             super().on_headers_complete()
 
         def data_received(self, data: bytes) -> None:

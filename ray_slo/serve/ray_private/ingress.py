@@ -1,0 +1,114 @@
+"""Answers HTTP requests in an ingress replica, on a shorter way than Serve's.
+
+Behind HAProxy, Serve's code starts two tasks for every request, passes its body and its answer
+through wrappers, and looks for generators and ASGI applications. A frontend needs none of that.
+This module keeps what else Serve does for a request: it counts as ongoing (for draining and
+autoscaling), has Serve's context and spans, is in its access log and its metrics, and is cancelled
+when its client leaves.
+
+`tests/serve/ray_private/test_ingress.py` fails when Serve has changed. Requests that are not for
+this way, and all requests of a replica without the expected parts, take Serve's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+from weakref import WeakMethod
+
+from ray.serve._private.common import RequestMetadata, RequestProtocol
+from ray.serve._private.utils import generate_request_id
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ray_slo.serve.ray_private.http_head import LEAVING
+
+PARTS = (
+    *("_wrap_request", "_start_request", "_can_accept_request", "get_asgi_tracing_context"),
+    *("_user_callable_wrapper", "_http_options", "_route_prefix", "_deployment_id"),
+)
+_MODEL_IDS = (b"serve-multiplexed-model-id", b"serve_multiplexed_model_id")
+_KEEPS_ON = b"x-request-disconnect-disabled", b"?1"  # the client's leaving does not matter
+
+_handler: WeakMethod[Any] | None = None
+
+
+def answer_with(handler: Callable[[Request], Awaitable[Response]]) -> None:
+    """Let this method answer the POST requests that come to this replica."""
+    global _handler
+    _handler = WeakMethod(handler)
+
+
+class Ingress:
+    """The shorter way of a replica.
+
+    Args:
+        app: the ASGI application that Serve made of the replica.
+    """
+
+    def __init__(self, app: Any) -> None:
+        replica = getattr(app, "__self__", None)
+        self._replica = replica if all(hasattr(replica, part) for part in PARTS) else None
+
+    async def answer(self, scope: Any, receive: Any, send: Any) -> bool:
+        """Answer a request. Return False, without having done anything, if it has to take Serve's
+        way."""
+        handler = None if _handler is None else _handler()
+        replica = self._replica
+        if handler is None or replica is None or not _is_for(replica, scope):
+            return False
+        headers = dict(scope["headers"])
+        metadata = _metadata(replica, scope, headers)
+        if not replica._can_accept_request(metadata):
+            return False
+        if replica._route_prefix != "/":
+            scope["root_path"] = replica._route_prefix
+        task: Any = asyncio.current_task()
+        if headers.get(_KEEPS_ON[0]) != _KEEPS_ON[1]:
+            scope.get(LEAVING, []).append(task.cancel)
+        with replica._wrap_request(metadata) as status_is:
+            try:
+                async with replica._start_request(metadata):
+                    response = await handler(Request(scope, receive))
+                    status_is(str(response.status_code))
+                    await response(scope, receive, send)
+            except asyncio.CancelledError:
+                status_is("499")
+                if sys.version_info >= (3, 11):
+                    task.uncancel()
+                raise  # Serve's context takes it and notes it; nobody is left to answer
+        return True
+
+
+def _is_for(replica: Any, scope: Any) -> bool:
+    prefix, options = replica._route_prefix, replica._http_options
+    return (
+        scope["method"] == "POST"
+        and bool(prefix)
+        and scope["path"].startswith(prefix)
+        and not scope.get("root_path")
+        and options is not None
+        and options.request_timeout_s is None
+        # Otherwise the handler's event loop is on another thread.
+        and not replica._user_callable_wrapper._run_user_code_in_separate_thread
+    )
+
+
+def _metadata(replica: Any, scope: Any, headers: dict[bytes, bytes]) -> Any:
+    client = scope.get("client")
+    model_id = next((headers[name] for name in _MODEL_IDS if name in headers), b"")
+    return RequestMetadata(
+        request_id=headers.get(b"x-request-id", b"").decode() or generate_request_id(),
+        internal_request_id=generate_request_id(),
+        route=replica._route_prefix,
+        app_name=replica._deployment_id.app_name,
+        multiplexed_model_id=model_id.decode(),
+        is_streaming=True,
+        tracing_context=replica.get_asgi_tracing_context(scope["headers"]),
+        is_direct_ingress=True,
+        _http_method=scope["method"],
+        _request_protocol=RequestProtocol.HTTP,
+        _client=f"{client[0]}:{client[1]}" if client else "",
+    )

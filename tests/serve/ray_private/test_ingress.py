@@ -1,0 +1,173 @@
+"""The short way of HTTP requests in an ingress replica."""
+
+import asyncio
+import contextlib
+import inspect
+import sys
+from types import SimpleNamespace
+
+import pytest
+from ray.serve._private.replica import Replica
+from starlette.responses import Response
+
+from ray_slo.serve.ray_private import ingress
+from ray_slo.serve.ray_private.http_head import LEAVING
+from ray_slo.serve.ray_private.ingress import PARTS, Ingress, answer_with
+
+
+class Frontend:
+    def __init__(self):
+        self.seen, self.ended = [], []
+
+    async def answer(self, request):
+        self.seen.append(request)
+        try:
+            if request.url.path.endswith("slow"):
+                await asyncio.sleep(60)
+            if request.url.path.endswith("broken"):
+                raise ValueError("no")
+            return Response(await request.body(), status_code=201)
+        finally:
+            self.ended.append(request)
+
+
+class FakeReplica:
+    """What the way uses of Serve's replica. Errors end at `_wrap_request`, as there."""
+
+    def __init__(self, prefix="/app", timeout_s=None, separate=False, is_full=False):
+        self._route_prefix, self.is_full = prefix, is_full
+        self._deployment_id = SimpleNamespace(app_name="app")
+        self._http_options = SimpleNamespace(request_timeout_s=timeout_s)
+        self._user_callable_wrapper = SimpleNamespace(_run_user_code_in_separate_thread=separate)
+        self.log, self.ongoing, self.began = [], 0, asyncio.Event()
+
+    def get_asgi_tracing_context(self, headers):
+        return None
+
+    def _can_accept_request(self, metadata):
+        return not self.is_full
+
+    @contextlib.contextmanager
+    def _wrap_request(self, metadata):
+        statuses = []
+        try:
+            yield statuses.append
+        except (Exception, asyncio.CancelledError) as error:
+            statuses.append(type(error).__name__)
+        self.log.append((metadata, statuses))
+
+    @contextlib.asynccontextmanager
+    async def _start_request(self, metadata):
+        self.ongoing += 1
+        self.began.set()
+        try:
+            yield
+        finally:
+            self.ongoing -= 1
+
+    async def app(self, scope, receive, send):
+        raise AssertionError("Serve's way")
+
+
+def scope_of(path="/app/m", method="POST", **headers):
+    pairs = [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()]
+    scope = {"type": "http", "method": method, "path": path, "headers": pairs, LEAVING: []}
+    return scope | {"query_string": b"", "client": ("127.0.0.1", 7), "root_path": ""}
+
+
+@pytest.fixture
+def frontend(monkeypatch):
+    monkeypatch.setattr(ingress, "_handler", None)
+    one = Frontend()
+    answer_with(one.answer)
+    return one
+
+
+async def asked(replica, scope):
+    sent = []
+
+    async def receive():
+        return {"type": "http.request", "body": b"7", "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    return await Ingress(replica.app).answer(scope, receive, send), sent
+
+
+def test_a_request_is_answered_and_serve_knows_of_it(frontend):
+    replica = FakeReplica()
+    headers = {"x_request_id": "abc", "serve_multiplexed_model_id": "v2"}
+    took, sent = asyncio.run(asked(replica, scope_of(**headers)))
+    assert took and sent[0]["status"] == 201 and sent[1]["body"] == b"7"
+    assert frontend.seen[0].scope["root_path"] == "/app"
+    ((metadata, statuses),) = replica.log
+    assert statuses == ["201"] and replica.ongoing == 0
+    assert (metadata.request_id, metadata.multiplexed_model_id) == ("abc", "v2")
+    assert (metadata.route, metadata.app_name, metadata._client) == ("/app", "app", "127.0.0.1:7")
+    assert metadata.is_http_request and metadata.is_direct_ingress
+
+
+def test_one_whose_client_leaves_is_cancelled(frontend):
+    async def run(replica, **headers):
+        scope = scope_of("/app/slow", **headers)
+        task = asyncio.ensure_future(asked(replica, scope))
+        await replica.began.wait()
+        for leave in scope[LEAVING]:
+            leave()
+        await asyncio.wait([task], timeout=0.05)
+        done = task.done()
+        task.cancel()
+        return done, await task
+
+    replica = FakeReplica()
+    assert asyncio.run(run(replica)) == (True, (True, []))
+    assert [statuses for _, statuses in replica.log] == [["499", "CancelledError"]]
+    assert len(frontend.ended) == 1 and replica.ongoing == 0
+    done, _ = asyncio.run(run(FakeReplica(), x_request_disconnect_disabled="?1"))
+    assert not done
+
+
+def test_an_error_is_for_serve(frontend):
+    replica = FakeReplica()
+    assert asyncio.run(asked(replica, scope_of("/app/broken"))) == (True, [])
+    assert [statuses for _, statuses in replica.log] == [["ValueError"]]
+
+
+@pytest.mark.parametrize(
+    ("replica", "scope"),
+    [
+        (FakeReplica(), scope_of(method="GET")),
+        (FakeReplica(), scope_of("/other")),
+        (FakeReplica(), scope_of() | {"root_path": "/proxy"}),
+        (FakeReplica(prefix=None), scope_of()),
+        (FakeReplica(timeout_s=3.0), scope_of()),
+        (FakeReplica(separate=True), scope_of()),
+        (FakeReplica(is_full=True), scope_of()),
+        (SimpleNamespace(app=asked), scope_of()),  # without Serve's parts
+    ],
+)
+def test_others_take_serves_way(frontend, replica, scope):
+    before = dict(scope)
+    assert asyncio.run(asked(replica, scope)) == (False, [])
+    assert scope == before and frontend.seen == []
+
+
+def test_without_a_frontend_all_take_serves_way(monkeypatch):
+    monkeypatch.setattr(ingress, "_handler", None)
+    assert asyncio.run(asked(FakeReplica(), scope_of())) == (False, [])
+    answer_with(Frontend().answer)  # it is gone at once
+    assert asyncio.run(asked(FakeReplica(), scope_of())) == (False, [])
+
+
+def test_serve_has_these_parts():
+    """Serve's own way uses the same parts in the same way."""
+    own = inspect.getsource(Replica._direct_ingress_asgi)
+    assert "with self._wrap_request(request_metadata) as " in " ".join(
+        own.replace("with (", "with").split()
+    )
+    for used in ("async with self._start_request(request_metadata)", "_can_accept_request(request"):
+        assert used in own
+    source = inspect.getsource(sys.modules[Replica.__module__])
+    for part in (*PARTS, "_run_user_code_in_separate_thread"):
+        assert hasattr(Replica, part) or f"self.{part}" in source
