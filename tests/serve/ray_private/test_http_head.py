@@ -61,6 +61,34 @@ def test_heads_are_bounded(connection):
     assert connection(head % 1 + body, b"x" * 100_000, then_s=0.3) == (True, ["/1"])
 
 
+def test_a_request_hears_when_its_client_leaves():
+    left = []
+
+    async def run():
+        came = asyncio.Event()
+
+        async def app(scope, receive, send):
+            scope[heads.LEAVING].append(lambda: left.append(scope["path"]))
+            came.set()
+            await asyncio.sleep(60)
+
+        config = Config(app, lifespan="off", http=heads.bounded(HttpToolsProtocol), log_config=None)
+        config.load()
+        loop = asyncio.get_running_loop()
+        near, far = socket.socketpair()
+        await loop.connect_accepted_socket(
+            lambda: config.http_protocol_class(config, ServerState(), {}, loop), far
+        )
+        near.send(b"POST /1 HTTP/1.1\r\nhost: x\r\n\r\n")
+        await came.wait()
+        assert left == []
+        near.close()
+        await asyncio.sleep(0.02)
+
+    asyncio.run(run())
+    assert left == ["/1"]
+
+
 def test_uvicorn_changed_here():
     """Where this fails, uvicorn has changed: see where it parses a head and accepts now."""
     assert issubclass(auto.AutoHTTPProtocol, HttpToolsProtocol)
