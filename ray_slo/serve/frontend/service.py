@@ -156,7 +156,7 @@ class Service:
     def _describe(self, entry: Entry, visit: Visit, value: Any, latency_s: float) -> Answer:
         """Return the answer of the model or task that served a request."""
         variant = self._ledger.variant(entry.model, visit.variant)
-        slo_s = entry.asked.deadline - entry.entered
+        slo_s = entry.asked.slo_s - (entry.entered - entry.asked.arrival)  # exact for a client's
         return answer_of(value, entry.task or entry.model, variant, visit, latency_s, slo_s)
 
     # -- a pipeline ------------------------------------------------------------------------
