@@ -36,7 +36,7 @@ ATTEMPT: ContextVar[str] = ContextVar("ray_slo_attempt_id", default="")
 
 _SLOTS, _BYTES = 1024, 16
 _ENDED = "ended"
-_TICK_NS = 50_000_000  # longer than a tick of a file system's clock
+_TICK_S = 0.05  # longer than a tick of a file system's clock
 _KEPT = 16  # number of files of ended processes that are kept
 
 
@@ -109,7 +109,9 @@ class _MarkFiles:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._open: dict[str, int] = {}
-        self._listed = -1  # the folder's time of change when it was listed
+        self._changed = -1  # the folder's time of change when it was listed
+        self._seen_at = 0.0  # when this change was first seen
+        self._is_complete = False  # whether nothing more can come with this time of change
         self._lock = threading.Lock()
 
     def have(self, mark: bytes) -> bool:
@@ -125,8 +127,10 @@ class _MarkFiles:
 
     def _look(self) -> None:
         """Open new files, and close those that were removed."""
-        changed = self._folder.stat().st_mtime_ns
-        if changed == self._listed:
+        changed, now = self._folder.stat().st_mtime_ns, time.monotonic()
+        if changed != self._changed:
+            self._changed, self._seen_at, self._is_complete = changed, now, False
+        elif self._is_complete:
             return
         # A worker's note has no marks.
         names = {path.name for path in self._folder.iterdir() if _ENDED not in path.name}
@@ -136,8 +140,7 @@ class _MarkFiles:
             with contextlib.suppress(OSError):
                 self._open[name] = os.open(self._folder / name, os.O_RDONLY)
         # Another file may come within the same tick of the file system's clock.
-        is_over = time.time_ns() - changed > _TICK_NS
-        self._listed = changed if is_over else -1
+        self._is_complete = now - self._seen_at > _TICK_S
 
 
 @functools.cache
