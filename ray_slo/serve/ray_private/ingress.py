@@ -19,6 +19,7 @@ from typing import Any
 from weakref import WeakMethod
 
 from ray.serve._private.common import RequestMetadata, RequestProtocol
+from ray.serve._private.http_util import RequestIdMiddleware
 from ray.serve._private.utils import generate_request_id
 from starlette.requests import Request
 from starlette.responses import Response
@@ -49,6 +50,8 @@ class Ingress:
     """
 
     def __init__(self, app: Any) -> None:
+        if isinstance(app, RequestIdMiddleware):  # `answer` does its work
+            app = app._app
         replica = getattr(app, "__self__", None)
         self._replica = replica if all(hasattr(replica, part) for part in PARTS) else None
 
@@ -72,6 +75,7 @@ class Ingress:
             try:
                 async with replica._start_request(metadata):
                     response = await handler(Request(scope, receive))
+                    response.headers.setdefault("x-request-id", metadata.request_id)
                     status_is(str(response.status_code))
                     await response(scope, receive, send)
             except asyncio.CancelledError:

@@ -7,6 +7,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from ray.serve._private.http_util import RequestIdMiddleware
 from ray.serve._private.replica import Replica
 from starlette.responses import Response
 
@@ -92,7 +93,7 @@ async def asked(replica, scope):
     async def send(message):
         sent.append(message)
 
-    return await Ingress(replica.app).answer(scope, receive, send), sent
+    return await Ingress(RequestIdMiddleware(replica.app)).answer(scope, receive, send), sent
 
 
 def test_a_request_is_answered_and_serve_knows_of_it(frontend):
@@ -100,6 +101,7 @@ def test_a_request_is_answered_and_serve_knows_of_it(frontend):
     headers = {"x_request_id": "abc", "serve_multiplexed_model_id": "v2"}
     took, sent = asyncio.run(asked(replica, scope_of(**headers)))
     assert took and sent[0]["status"] == 201 and sent[1]["body"] == b"7"
+    assert (b"x-request-id", b"abc") in sent[0]["headers"]
     assert frontend.seen[0].scope["root_path"] == "/app"
     ((metadata, statuses),) = replica.log
     assert statuses == ["201"] and replica.ongoing == 0
