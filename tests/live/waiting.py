@@ -52,12 +52,20 @@ def held(handle, folder, workers=2):
             mark = folder / uuid.uuid4().hex
             holds.append((mark, handle.remote(("hold", str(mark)))))
             assert eventually(mark.exists)  # before the next request, so that they are two batches
+        # Shortly before its predicted end, a worker would be sent its next batch.
+        assert eventually(lambda: are_overdue(status_of(handle)["workers"].values(), workers))
         yield
     finally:
         for mark, _ in holds:
             let_go(mark)
     for _, answer in holds:
         assert isinstance(answer.result(timeout_s=PATIENCE_S), int)
+
+
+def are_overdue(workers, count):
+    """Whether this many workers have a batch that runs longer than predicted."""
+    first = [worker["running"][0] for worker in workers if worker.get("running")]
+    return sum(batch["for_ms"] > batch["expected_ms"] for batch in first) >= count
 
 
 def let_go(mark):
