@@ -13,13 +13,16 @@ this way, and all requests of a replica without the expected parts, take Serve's
 from __future__ import annotations
 
 import asyncio
-import sys
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 from weakref import WeakMethod
 
 from ray.serve._private.common import RequestMetadata, RequestProtocol
-from ray.serve._private.http_util import RequestIdMiddleware
+from ray.serve._private.http_util import (
+    RequestIdMiddleware,
+    parse_disconnect_disabled_header,
+)
 from ray.serve._private.utils import generate_request_id
 from starlette.requests import Request
 from starlette.responses import Response
@@ -31,8 +34,8 @@ PARTS = (
     *("_user_callable_wrapper", "_http_options", "_route_prefix", "_deployment_id"),
 )
 _MODEL_IDS = (b"serve-multiplexed-model-id", b"serve_multiplexed_model_id")
-_KEEPS_ON = b"x-request-disconnect-disabled", b"?1"  # the client's leaving does not matter
 
+_logger = logging.getLogger("ray.serve")
 _handler: WeakMethod[Any] | None = None
 
 
@@ -53,7 +56,14 @@ class Ingress:
         if isinstance(app, RequestIdMiddleware):  # `answer` does its work
             app = app._app
         replica = getattr(app, "__self__", None)
-        self._replica = replica if all(hasattr(replica, part) for part in PARTS) else None
+        missing = [part for part in PARTS if not hasattr(replica, part)]
+        self._replica = None if missing else replica
+        if missing:
+            _logger.warning(
+                "Serve's replica has no %s. Requests take Serve's longer way, which costs more CPU "
+                "time.",
+                ", ".join(missing),
+            )
 
     async def answer(self, scope: Any, receive: Any, send: Any) -> bool:
         """Answer a request. Return False, without having done anything, if it has to take Serve's
@@ -69,7 +79,7 @@ class Ingress:
         if replica._route_prefix != "/":
             scope["root_path"] = replica._route_prefix
         task: Any = asyncio.current_task()
-        if headers.get(_KEEPS_ON[0]) != _KEEPS_ON[1]:
+        if not parse_disconnect_disabled_header(headers):
             scope.get(LEAVING, []).append(task.cancel)
         with replica._wrap_request(metadata) as status_is:
             try:
@@ -80,8 +90,6 @@ class Ingress:
                     await response(scope, receive, send)
             except asyncio.CancelledError:
                 status_is("499")
-                if sys.version_info >= (3, 11):
-                    task.uncancel()
                 raise  # Serve's context takes it and notes it; nobody is left to answer
         return True
 

@@ -7,13 +7,15 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from ray.serve._private.http_util import RequestIdMiddleware
+from ray.serve._private.http_util import _apply_middlewares
 from ray.serve._private.replica import Replica
+from starlette.middleware import Middleware
 from starlette.responses import Response
 
+from ray_slo.serve.proxy.direct import DirectMiddleware
 from ray_slo.serve.ray_private import ingress
 from ray_slo.serve.ray_private.http_head import LEAVING
-from ray_slo.serve.ray_private.ingress import PARTS, Ingress, answer_with
+from ray_slo.serve.ray_private.ingress import PARTS, answer_with
 
 
 class Frontend:
@@ -30,6 +32,10 @@ class Frontend:
             return Response(await request.body(), status_code=201)
         finally:
             self.ended.append(request)
+
+
+class ServesWay(Exception):
+    """A request got to the application that Serve made."""
 
 
 class FakeReplica:
@@ -67,7 +73,7 @@ class FakeReplica:
             self.ongoing -= 1
 
     async def app(self, scope, receive, send):
-        raise AssertionError("Serve's way")
+        raise ServesWay
 
 
 def scope_of(path="/app/m", method="POST", **headers):
@@ -85,6 +91,7 @@ def frontend(monkeypatch):
 
 
 async def asked(replica, scope):
+    """Whether the short way was taken, and what was sent. Serve builds its server so, too."""
     sent = []
 
     async def receive():
@@ -93,7 +100,12 @@ async def asked(replica, scope):
     async def send(message):
         sent.append(message)
 
-    return await Ingress(RequestIdMiddleware(replica.app)).answer(scope, receive, send), sent
+    server = _apply_middlewares(replica.app, [Middleware(DirectMiddleware)])
+    try:
+        await server(scope, receive, send)
+    except ServesWay:
+        return False, sent
+    return True, sent
 
 
 def test_a_request_is_answered_and_serve_knows_of_it(frontend):
@@ -146,13 +158,20 @@ def test_an_error_is_for_serve(frontend):
         (FakeReplica(timeout_s=3.0), scope_of()),
         (FakeReplica(separate=True), scope_of()),
         (FakeReplica(is_full=True), scope_of()),
-        (SimpleNamespace(app=asked), scope_of()),  # without Serve's parts
     ],
 )
 def test_others_take_serves_way(frontend, replica, scope):
     before = dict(scope)
     assert asyncio.run(asked(replica, scope)) == (False, [])
     assert scope == before and frontend.seen == []
+
+
+def test_a_replica_without_a_part_is_reported(frontend, caplog):
+    replica = FakeReplica()
+    del replica._http_options
+    with caplog.at_level("WARNING", "ray.serve"):
+        assert asyncio.run(asked(replica, scope_of())) == (False, [])
+    assert "has no _http_options. Requests take Serve's longer way" in caplog.text
 
 
 def test_without_a_frontend_all_take_serves_way(monkeypatch):
