@@ -19,23 +19,20 @@ from typing import Any
 from weakref import WeakMethod
 
 from ray.serve._private.common import RequestMetadata, RequestProtocol
-from ray.serve._private.http_util import (
-    RequestIdMiddleware,
-    parse_disconnect_disabled_header,
-)
+from ray.serve._private.http_util import RequestIdMiddleware, parse_disconnect_disabled_header
 from ray.serve._private.utils import generate_request_id
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ray_slo.serve.ray_private.http_head import LEAVING
 
+logger = logging.getLogger(__name__)
+
 PARTS = (
     *("_wrap_request", "_start_request", "_can_accept_request", "get_asgi_tracing_context"),
     *("_user_callable_wrapper", "_http_options", "_route_prefix", "_deployment_id"),
 )
 _MODEL_IDS = (b"serve-multiplexed-model-id", b"serve_multiplexed_model_id")
-
-_logger = logging.getLogger("ray.serve")
 _handler: WeakMethod[Any] | None = None
 
 
@@ -59,7 +56,7 @@ class Ingress:
         missing = [part for part in PARTS if not hasattr(replica, part)]
         self._replica = None if missing else replica
         if missing:
-            _logger.warning(
+            logger.warning(
                 "Serve's replica has no %s. Requests take Serve's longer way, which costs more CPU "
                 "time.",
                 ", ".join(missing),

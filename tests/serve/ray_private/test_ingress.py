@@ -5,6 +5,7 @@ import contextlib
 import inspect
 import sys
 from types import SimpleNamespace
+from unittest.mock import ANY
 
 import pytest
 from ray.serve._private.http_util import _apply_middlewares
@@ -73,6 +74,7 @@ class FakeReplica:
             self.ongoing -= 1
 
     async def app(self, scope, receive, send):
+        self.got = scope
         raise ServesWay
 
 
@@ -163,13 +165,14 @@ def test_an_error_is_for_serve(frontend):
 def test_others_take_serves_way(frontend, replica, scope):
     before = dict(scope)
     assert asyncio.run(asked(replica, scope)) == (False, [])
-    assert scope == before and frontend.seen == []
+    assert {part: replica.got[part] for part in before} == before | {"headers": ANY}
+    assert frontend.seen == [] and scope[LEAVING] == []
 
 
 def test_a_replica_without_a_part_is_reported(frontend, caplog):
     replica = FakeReplica()
     del replica._http_options
-    with caplog.at_level("WARNING", "ray.serve"):
+    with caplog.at_level("WARNING"):
         assert asyncio.run(asked(replica, scope_of())) == (False, [])
     assert "has no _http_options. Requests take Serve's longer way" in caplog.text
 
