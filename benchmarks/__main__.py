@@ -28,7 +28,9 @@ from benchmarks.harness.rows import Failed, tables
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser("python -m benchmarks", description="Benchmark programs.")
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks", description="Benchmark programs.", add_help=False
+    )
     parser.add_argument(
         "name",
         nargs="?",
@@ -47,6 +49,18 @@ def main(args: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--plot", metavar="DIR", type=Path, help="write PNGs to this directory")
     options, _ = parser.parse_known_args(args)
+    parser.add_argument("-h", "--help", action="help", help="show this help and exit")
+    if options.name == "all":
+        every(parser, args)
+        return
+    known, module = set(vars(options)), None
+    if options.name in PROGRAMS:
+        program = PROGRAMS[options.name]
+        module = import_module(program.module)
+        parser.description = f"{program.name}: {program.shows}"
+        if hasattr(module, "add_arguments"):  # arguments of its own, which its `run` gets
+            module.add_arguments(parser)
+    options = parser.parse_args(args)
     if options.name is None:
         listing = Table("name", "source", "shows", box=box.SIMPLE_HEAD)
         for program in PROGRAMS.values():
@@ -61,20 +75,11 @@ def main(args: Sequence[str] | None = None) -> None:
 
         print(f"wrote {write()}")
         return
-    if options.name == "all":
-        every(parser, args)
-        return
-    if options.name not in PROGRAMS:
+    if module is None:
         parser.error(f"no program {options.name!r}; choose one of all, page, {', '.join(PROGRAMS)}")
     if options.seed < 0:
         parser.error(f"--seed must be at least 0, got {options.seed}")
 
-    program = PROGRAMS[options.name]
-    module = import_module(program.module)
-    known = set(vars(options))
-    if hasattr(module, "add_arguments"):  # arguments of its own, which its `run` gets
-        module.add_arguments(parser)
-    options = parser.parse_args(args)
     own = {name: value for name, value in vars(options).items() if name not in known}
     start, where = time.monotonic(), origin(program.module) if options.save else {}
     try:

@@ -45,7 +45,6 @@ from benchmarks.harness.rows import Row
 from benchmarks.live.cluster import OBJECT_STORE_BYTES, Raylets, raylets
 from benchmarks.live.load import Clients, some_of
 from benchmarks.live.modes import HAPROXY, MODES, ORDINARY, rows_of, write_rows
-from benchmarks.live.shipped import beyond_loopback, listening
 from benchmarks.live.sleeper import Sleeper
 from ray_slo.models.profiling import THREAD_VARIABLES
 
@@ -657,7 +656,7 @@ def struck(mode: str, quick: bool, seed: int, names: list[str], out: Path | None
 
     Runs in a process of its own, in whose environment the mode is set.
     """
-    all_seen, before = [], listening()
+    all_seen = []
     with ground_for(seed, quick) as ground:
         for name in names:
             seen, asked = strike(ground, name)
@@ -669,12 +668,7 @@ def struck(mode: str, quick: bool, seed: int, names: list[str], out: Path | None
                 print(f"  {line}", file=sys.stderr)
             if out is not None:
                 write(out, name, seen, asked)
-        elsewhere = sorted(beyond_loopback(listening() - before))
-    for address in elsewhere:
-        print(f"{mode}: {address} listens beyond loopback", file=sys.stderr)
-    suffix = "" if mode == ORDINARY else f", {mode}"
-    case = f"listening sockets · all faults{suffix}"
-    return [*rows(all_seen), Row(case, "beyond loopback", "", len(elsewhere))]
+    return rows(all_seen)
 
 
 @contextlib.contextmanager

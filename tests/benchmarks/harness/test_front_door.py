@@ -30,6 +30,17 @@ def test_mistakes_end_with_code_2(args, capsys):
     assert args[-1] in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "name, option", [("live-ceiling", "--policy"), ("policy-grid", "--cell"), ("all", "--but")]
+)
+def test_help_has_the_programs_own_options(name, option, capsys):
+    with pytest.raises(SystemExit) as exit:
+        main([name, "--help"])
+    shown = capsys.readouterr().out
+    assert exit.value.code == 0
+    assert option in shown and "--save" in shown
+
+
 # Constants of programs whose quick runs are longer than a look at their code needs.
 SHORTER = {
     "loki.fig5": {"STEP_S": 1.5},
