@@ -409,18 +409,21 @@ class _Efficiency:
         return min(self.smallest(load), self.staggered(workers), self.gathered)
 
     def serving_most(self, rate: float) -> int:
-        """The smallest batch with enough throughput of those that come within the SLO."""
-        most = self._within(rate)
+        """The smallest batch with enough throughput of those that come within the SLO. For a model
+        alone they must come surely: if they do not, its worker idles."""
+        most = self._within(rate, surely=self._lane.pool.models == 1)
         return bisect_left(self._rates, _ENOUGH * self._rates[most - 1], hi=most) + 1
 
-    def _takes_s(self, size: int, rate: float) -> float:
-        """Until a batch is over, from the arrival of its first request on."""
-        return self._lane.reach[size - 1] + ((size - 1) / rate if rate else 0.0)
+    def _takes_s(self, size: int, rate: float, surely: bool = False) -> float:
+        """Until a batch is over, from the arrival of its first request on; `surely` allows for
+        one standard deviation of a Poisson process."""
+        others = size - 1 + (math.sqrt(size - 1) if surely else 0.0)
+        return self._lane.reach[size - 1] + (others / rate if rate else 0.0)
 
-    def _within(self, rate: float) -> int:
+    def _within(self, rate: float, surely: bool = False) -> int:
         """The largest batch that comes within the SLO less the time that it takes."""
         sizes, slo_s = range(1, self._lane.max_batch_size + 1), self._lane.model.slo_s + 1e-9
-        return max(1, bisect_right(sizes, slo_s, key=lambda b: self._takes_s(b, rate)))
+        return max(1, bisect_right(sizes, slo_s, key=lambda b: self._takes_s(b, rate, surely)))
 
     def staggered(self, workers: int) -> int:
         """`staggered_batch`, cached: it is needed on every lane at every measurement."""
