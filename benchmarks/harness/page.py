@@ -59,17 +59,19 @@ def _asked(runs: Mapping[str, dict[str, Any] | None]) -> str:
         if (run := runs[name]) is None:
             continue
         for ask in program.asked:
-            if not (found := ask.rows(run["rows"])):
-                continue
-            worst, what = found[0], "least" if ask.sign == "≥" else "most"
-            of = "" if len(found) == 1 else f", the {what} of {len(found)}"
+            unit, measured, met = "", "not in the saved run", "–"
+            if found := ask.rows(run["rows"]):
+                worst, what = found[0], "least" if ask.sign == "≥" else "most"
+                of = "" if len(found) == 1 else f", the {what} of {len(found)}"
+                unit, measured = worst["unit"], f"{number(worst['ours'])}{of}"
+                met = "yes" if ask.met(worst["ours"]) else "**no**"
             lines.append(
                 [
                     f"[`{name}`](#{name})",
                     f"{ask.case.replace('*', '…')}: {ask.metric.replace('*', '…')}",
-                    f"{ask.sign} {number(ask.value)} {worst['unit']}".strip(),
-                    f"{number(worst['ours'])}{of}",
-                    "yes" if ask.met(worst["ours"]) else "**no**",
+                    f"{ask.sign} {number(ask.value)} {unit}".strip(),
+                    measured,
+                    met,
                     "quick" if run["quick"] else "full",
                     ask.note,
                 ]

@@ -52,7 +52,7 @@ ASKED = [
         "least share of the best",
         "≥",
         97,
-        "the worst cells are pipelines with variants under bursts, where Loki's planner is better",
+        "the worst cells are overloads of several models on one worker, and bursts with variants",
     ),
     (
         "asked of *",
