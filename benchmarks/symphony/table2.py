@@ -24,6 +24,9 @@ ASKED = [
     ("ResNet50* · deferred", "goodput", "≥", 5450),
     ("InceptionResNetV2* · deferred", "goodput", "≥", 965),
     ("* · deferred", "of bound at *", "≥", 99),
+    ("ResNet50* · auto", "goodput", "≥", 5450),
+    ("InceptionResNetV2* · auto", "goodput", "≥", 970),
+    ("* · auto", "of bound at *", "≥", 99),
 ]
 PAPER_BATCH = {
     RESNET.name: {"deferred": 14, "Clockwork": 1, "Nexus, 1 frontend": 6, "Shepherd": 9},
@@ -31,6 +34,7 @@ PAPER_BATCH = {
 }
 
 COMPARED: dict[str, System] = {
+    "auto": ("auto", {}),
     **SYSTEMS,
     "Clockwork, no SLO buffer": ("benchmarks.peers:Clockwork", {"slo_buffer_ms": 0.0}),
     "Clockwork, nothing ahead": ("benchmarks.peers:Clockwork", {"schedule_ahead_ms": 0.0}),
