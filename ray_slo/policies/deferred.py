@@ -24,7 +24,8 @@ Two arguments go beyond the paper; `python -m benchmarks deferred-objectives` me
   load, at most the staggered batch: the largest b with (1 + 1/n)·ℓ(b) ≤ SLO (§3.3, n = workers that
   the load needs). In overload (ρ ≥ 1.3) more than the staggered batch can be gathered in the time
   that dropped requests leave, and the target is the batch that serves most. The measured load lags
-  behind a burst, so the rate at which the waiting requests came counts if it is an overload.
+  behind a burst, so the rate at which the waiting requests came counts if it is an overload. Below
+  capacity, it is their number in at least half an SLO: a shorter burst can be served later.
   Batches grow beyond the target as far as the head allows. While two workers idle, nothing is
   dropped for larger batches.
 
@@ -78,6 +79,7 @@ _ROUND_MARGIN = 1.25  # rounds that must fit into the SLOs, because rounds vary
 _ROUND_SHARE = 0.5  # of the requests of a round: heads are dropped for no larger batches
 
 _LANES_PER_LOOK = 8  # with n due lanes, they are compared once in n / 8 dispatches
+_BURST_OF_SLO = 0.5  # shortest time for the rate of a burst while the load is below 1
 _OVERLOAD = 1.3  # load of a pool from which on it is surely overloaded: measured loads have errors
 
 _latest = attrgetter("latest")
@@ -214,7 +216,10 @@ class Deferred(BatchingPolicy):
         waiting = len(model.queue)
         if waiting <= target or not self._drop_head or self._fixed_target or pool.round_s:
             return target
-        rate = (waiting - math.sqrt(waiting)) / max(now - model.queue[0].arrival, 1e-9)
+        came_s = max(now - model.queue[0].arrival, 1e-9)
+        if pool.load < 1:
+            came_s = max(came_s, _BURST_OF_SLO * model.slo_s)
+        rate = (waiting - math.sqrt(waiting)) / came_s
         if rate <= model.rate:
             return target
         efficiency = self._efficiency[lane]
