@@ -15,7 +15,15 @@ from benchmarks.harness.rows import Row
 from benchmarks.kairos import systems
 
 SOURCE = "Kairos Figure 9"
-ASKED = [("* · Kairos (*", "of ORACLE", "≥", 92)]
+ASKED = [
+    (
+        "* · Kairos (*",
+        "of ORACLE",
+        "≥",
+        92,
+        "for DIEN; Kairos+, which measures a few pools, finds one with 94 %",
+    )
+]
 
 
 def run(quick: bool, seed: int) -> list[Row]:

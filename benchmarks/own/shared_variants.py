@@ -36,8 +36,20 @@ SHAPES = {"Poisson": 1.0, "Γ(0.3)": 0.3}
 ALONE = "deferred, fast variant"
 SUBJECT = "auto"
 ASKED = [
-    ("summary*", "most bad beyond deferral's on the fast variant", "≤", 0.1),
-    ("summary*", "most value behind deferral on the fast variant", "≤", 0.1),
+    (
+        "summary*",
+        "most bad beyond deferral's on the fast variant",
+        "≤",
+        0.1,
+        "at loads of 1 and more, where all use the fast network; two seeds differ in both directions",
+    ),
+    (
+        "summary*",
+        "most value behind deferral on the fast variant",
+        "≤",
+        0.1,
+        "at loads of 1 and more, where all use the fast network; two seeds differ in both directions",
+    ),
 ]
 SYSTEMS: dict[str, tuple[str, dict[str, Any], bool]] = {
     SUBJECT: (SUBJECT, {}, True),
