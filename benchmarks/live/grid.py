@@ -41,7 +41,13 @@ from ray_slo.simulation import Times, Workload, simulate
 
 SOURCE = "ray-slo"
 ASKED = [
-    ("*", "live off simulated", "≤", 3),
+    (
+        "*",
+        "live off simulated",
+        "≤",
+        3,
+        "Algorithm 1 as printed, which collapses in bursts; `auto` and `deferred` are within 1.2 %",
+    ),
     ("*", "pairs in another order", "≤", 0),
 ]
 SAME = 3.0

@@ -23,13 +23,17 @@ from ray_slo.simulation import PolicyError, simulate, simulate_application
 KEPT = Path(__file__).parents[2] / "out" / "policy-grid"
 FEW = 300
 """Models with fewer requests than this count as one model."""
+_DRAW = 10_000  # more than cells: no two runs have the same seed
 _HOSTS = {False: "ray_slo.simulation.simulator", True: "ray_slo.simulation.application"}
 _COMPOSED = "ray_slo.policies.composed"
 _OWN = ("benchmarks.own.grid_cells", "benchmarks.own.grid_run")
 
 
-def measure(seed: int, number: int, name: str, requests: float) -> dict[str, Any]:
+def measure(seed: int, number: int, name: str, requests: float, draw: int = 0) -> dict[str, Any]:
     """Run a cell under a setting of `SETTINGS`.
+
+    Args:
+        draw: which of the cell's random arrivals, latencies and sizes; the cell stays the same.
 
     Returns:
         value: mean accuracy over all requests, from 0 to 1; late and refused ones count 0.
@@ -41,7 +45,8 @@ def measure(seed: int, number: int, name: str, requests: float) -> dict[str, Any
     setting, of = SETTINGS[name], cell(seed, number)
     start = time.process_time()
     try:
-        figures = (_application if of.tree else _models)(of, setting, requests)
+        run_seed = of.number + _DRAW * draw
+        figures = (_application if of.tree else _models)(of, setting, requests, run_seed)
     except PolicyError as error:
         figures = {"value": 0.0, "error": str(error)}
     return figures | {"cpu_s": time.process_time() - start}
@@ -53,7 +58,7 @@ def _arguments(cell: Cell, setting: Setting) -> dict[str, Any]:
     return lived | dict(setting.arguments(cell)) | ({"exact": True} if setting.exact else {})
 
 
-def _models(cell: Cell, setting: Setting, requests: float) -> dict[str, Any]:
+def _models(cell: Cell, setting: Setting, requests: float, seed: int) -> dict[str, Any]:
     served = cell.quickest() if setting.quickest else cell
     variants = {model.name: len(model.variants) for model in served.models}
     duration_s = cell.warmup_s + cell.measured_s(requests)
@@ -63,7 +68,7 @@ def _models(cell: Cell, setting: Setting, requests: float) -> dict[str, Any]:
         served.workload(duration_s),
         duration_s=duration_s,
         warmup_s=cell.warmup_s,
-        seed=cell.number,
+        seed=seed,
         latency_noise=cell.noise,
         truth=served.cluster(),
         preempt_delay_s=cell.preempt_delay_s,
@@ -91,7 +96,7 @@ def _worst(arrived: Any, bad: Any) -> float:
     return max(float(b / n) for n, b in groups if n)
 
 
-def _application(cell: Cell, setting: Setting, requests: float) -> dict[str, Any]:
+def _application(cell: Cell, setting: Setting, requests: float, seed: int) -> dict[str, Any]:
     served = cell.quickest() if setting.quickest else cell
     told, real = served.problem(served.learned), served.problem()
     tree = told.trees[0]
@@ -107,7 +112,7 @@ def _application(cell: Cell, setting: Setting, requests: float) -> dict[str, Any
         policy_kwargs=arguments,
         planner=loki_of if setting.planned else None,
         duration_s=duration_s,
-        seed=cell.number,
+        seed=seed,
         latency_noise=cell.noise,
         truth=real.models,
         interval_s=5.0,
@@ -128,9 +133,12 @@ def _application(cell: Cell, setting: Setting, requests: float) -> dict[str, Any
 # -- figures on disk -------------------------------------------------------------------------------
 
 
-def kept_at(seed: int, number: int, name: str, requests: float, folder: Path = KEPT) -> Path:
+def kept_at(
+    seed: int, number: int, name: str, requests: float, folder: Path = KEPT, draw: int = 0
+) -> Path:
     slug = name.replace(",", "").replace("'", "").replace(" ", "-")
-    return folder / f"seed-{seed}" / f"{requests:g}" / f"cell-{number}" / f"{slug}.json"
+    run = f"{requests:g}" + (f"-draw-{draw}" if draw else "")
+    return folder / f"seed-{seed}" / run / f"cell-{number}" / f"{slug}.json"
 
 
 def kept(path: Path, code: str | None) -> dict[str, Any] | None:

@@ -7,6 +7,10 @@ shares of the value are shares of the requests answered in time. The *best* is t
 any policy that takes part. Policies that stop batches take part only in cells that allow it.
 *Regret* is the difference from the best.
 
+The best of many settings on the same arrivals is partly luck. With `--draws 2`, every cell runs
+again with other arrivals. The rows "luck" then show how near the setting that was best under one
+draw comes to the best under the other. It knows the cell, but not the arrivals, as `auto` does.
+
 `ramsis` is left out, because the tables of one cell take 40 s to solve. `pipeline` takes part with
 Loki's planner, which needs equal workers, and at least one per task. All others have no planner:
 every worker has every variant. `kairos` matches requests to workers. It takes part where requests
@@ -19,11 +23,13 @@ that was stopped continues, and after a change of one policy only that policy ru
     python -m benchmarks policy-grid --seed 0 --cells 60      # the first 60 cells
     python -m benchmarks policy-grid --seed 0 --cell 17       # one cell, with all its figures
     python -m benchmarks policy-grid --cells 60 --again auto  # only `auto` runs, all else is kept
+    python -m benchmarks policy-grid --cells 60 --draws 2     # how much of the best is luck
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -109,6 +115,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--again",
         help="run these settings again, separated by ';'; others keep figures of any code",
     )
+    parser.add_argument(
+        "--draws",
+        type=int,
+        default=1,
+        help="random arrivals per cell; 2 shows how much of the best is luck; default: 1",
+    )
 
 
 def run(
@@ -119,6 +131,7 @@ def run(
     jobs: int = 2,
     policies: str | None = None,
     again: str | None = None,
+    draws: int = 1,
 ) -> list[Row]:
     names = _names("policies", policies) or list(SETTINGS)
     if cell is not None:
@@ -127,7 +140,10 @@ def run(
         cells, jobs = min(cells, 4), 1
     numbers = range(cells)
     made = {number: _cell(seed, number) for number in numbers}
-    found = _run_all(seed, made, names, jobs, quick, _names("again", again))
+    found, *others = (
+        _run_all(seed, made, names, jobs, quick, _names("again", again), draw)
+        for draw in range(draws)
+    )
     complaints = [
         f"{name}, {made[k].command}: {figures['error']}"
         for k, of in found.items()
@@ -135,6 +151,8 @@ def run(
         if "error" in figures
     ]
     rows = list(_rows(made, found))
+    if others:
+        rows += luck_rows(AUTO, [found, *others])
     if complaints:
         raise Failed(rows, complaints)
     return rows
@@ -182,6 +200,7 @@ def _run_all(
     jobs: int,
     quick: bool,
     again: Sequence[str],
+    draw: int,
 ) -> dict[int, Figures]:
     """Run every setting on every cell that it fits, unless its figures are kept."""
     requests = REQUESTS / 8 if quick else REQUESTS
@@ -190,14 +209,14 @@ def _run_all(
     for number, of in made.items():
         for name in (n for n in names if SETTINGS[n].takes_part(of)):
             code = None if again and name not in again else code_for(of, name)
-            path = kept_at(seed, number, name, requests)
+            path = kept_at(seed, number, name, requests, draw=draw)
             figures = None if quick or name in again else kept(path, code)
             if figures is None:
                 missing.setdefault(number, []).append(name)
             else:
                 found[number][name] = figures
     begin = time.monotonic()
-    tasks = [(seed, number, of, requests, not quick) for number, of in missing.items()]
+    tasks = [(seed, number, of, requests, not quick, draw) for number, of in missing.items()]
     for done, (number, figures) in enumerate(_results(tasks, jobs), 1):
         found[number] |= figures
         left_s = (time.monotonic() - begin) / done * (len(tasks) - done)
@@ -207,7 +226,7 @@ def _run_all(
     return {k: {n: of[n] for n in names if n in of} for k, of in found.items()}
 
 
-_Task = tuple[int, int, list[str], float, bool]
+_Task = tuple[int, int, list[str], float, bool, int]
 
 
 def _results(tasks: Sequence[_Task], jobs: int) -> Iterator[tuple[int, Figures]]:
@@ -221,14 +240,14 @@ def _results(tasks: Sequence[_Task], jobs: int) -> Iterator[tuple[int, Figures]]
 
 def _one(task: _Task) -> tuple[int, Figures]:
     """Run some settings on a cell, and keep their figures."""
-    seed, number, names, requests, keeps = task
+    seed, number, names, requests, keeps, draw = task
     of = cell(seed, number)
     found = {}
     for name in names:
         code = code_for(of, name)
-        found[name] = measure(seed, number, name, requests)
+        found[name] = measure(seed, number, name, requests, draw)
         if keeps:
-            keep(kept_at(seed, number, name, requests), code, found[name])
+            keep(kept_at(seed, number, name, requests, draw=draw), code, found[name])
     return number, found
 
 
@@ -269,6 +288,28 @@ def regret_rows(name: str, shares: Mapping[int, Mapping[str, float]]) -> Iterato
     yield Row(case, "within 1 %", "% of cells", 100 * float((of >= CLOSE).mean()))
     yield Row(case, "least", "%", 100 * float(of.min()))
     yield Row(case, "5th percentile", "%", 100 * float(np.percentile(of, 5)))
+
+
+def luck_rows(name: str, draws: Sequence[Mapping[int, Figures]]) -> Iterator[Row]:
+    """Return how near the best setting of one draw comes to the best of another, and `name` too.
+
+    The setting that was best in a draw knows the cell, but not the arrivals of the other draw. The
+    best of many settings on the same arrivals is better than that, by luck.
+    """
+    shares: dict[str, list[float]] = {"the best setting of another draw": [], name: []}
+    for one, other in itertools.permutations(draws, 2):
+        for k, figures in one.items():
+            of = shares_of(other[k])
+            if fixed := [n for n in figures if n != name and n in of]:
+                picked = max(fixed, key=lambda n: figures[n]["value"])
+                shares["the best setting of another draw"].append(of[picked])
+            if name in of:
+                shares[name].append(of[name])
+    for who, found in shares.items():
+        case = f"luck · {who}"
+        yield Row(case, "mean share of the best", "%", 100 * float(np.mean(found)))
+        yield Row(case, "within 1 %", "% of cells", _percent([s >= CLOSE for s in found]))
+        yield Row(case, "least", "%", 100 * min(found))
 
 
 def asked_rows(

@@ -41,14 +41,14 @@ ASKED = [
         "most bad beyond deferral's on the fast variant",
         "≤",
         0.1,
-        "at loads of 1 and more, where all use the fast network; two seeds differ in both directions",
+        "from load 1 on, all use the fast network; two seeds differ in both directions",
     ),
     (
         "summary*",
         "most value behind deferral on the fast variant",
         "≤",
         0.1,
-        "at loads of 1 and more, where all use the fast network; two seeds differ in both directions",
+        "from load 1 on, all use the fast network; two seeds differ in both directions",
     ),
 ]
 SYSTEMS: dict[str, tuple[str, dict[str, Any], bool]] = {

@@ -121,6 +121,26 @@ def test_every_setting_takes_part_somewhere_and_runs(name):
     )
 
 
+def test_a_draw_changes_the_arrivals_but_not_the_cell():
+    c = min(SOME, key=lambda c: len(c.models) * sum(k.count for k in c.kinds))
+    first, again, other = (measure(c.seed, c.number, "eager", 400, draw) for draw in (0, 0, 1))
+    assert first["p99_s"] == again["p99_s"] != other["p99_s"]
+
+
+def test_luck_is_what_the_best_of_another_draw_lacks():
+    def of(**values):
+        return {7: {name: {"value": v} for name, v in values.items()}}
+
+    draws = [of(auto=0.9, eager=0.5, flex=1.0), of(auto=0.8, eager=0.8, flex=0.6)]
+    rows = {(r.case, r.metric): r.ours for r in policy_grid.luck_rows("auto", draws)}
+    # flex was best in the first draw, and has 0.6 of 0.8 in the second; eager has 0.5 of 1.
+    best = "luck · the best setting of another draw"
+    assert rows[best, "least"] == pytest.approx(50)
+    assert rows[best, "mean share of the best"] == pytest.approx((75 + 50) / 2)
+    assert rows["luck · auto", "mean share of the best"] == pytest.approx((90 + 100) / 2)
+    assert rows["luck · auto", "within 1 %"] == 50
+
+
 def test_rare_models_count_as_one():
     arrived, bad = np.array([1000, 100, 100, 100]), np.array([10, 50, 0, 0])
     assert grid_run._worst(arrived, bad) == pytest.approx(50 / 300)
@@ -134,6 +154,7 @@ def test_what_is_kept_counts_for_its_code_alone(tmp_path):
     assert kept(path, "a") == {"value": 0.5, "p50_s": None}
     assert kept(path, "b") is None and kept(path, None) is not None
     assert path != kept_at(0, 3, "deferred", 100, tmp_path)
+    assert path != kept_at(0, 3, "Symphony, as printed", 100, tmp_path, draw=1)
 
 
 def test_the_code_of_a_policy_is_its_own():
