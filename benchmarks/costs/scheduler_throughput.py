@@ -47,7 +47,13 @@ ASKED = [
     ("auto · 10 models × 100 workers", "over deferred, *", "≤", 1.5),
     ("auto · 100 models × 1000 workers", "over deferred, *", "≤", 1.5),
     ("deferred · 1000 models × 4096 workers", "in bunches", "≥", 200_000),
-    ("auto · 1000 models × 4096 workers", "in bunches", "≥", 200_000),
+    (
+        "auto · 1000 models × 4096 workers",
+        "in bunches",
+        "≥",
+        200_000,
+        "`auto` keeps a list of what waits and runs, so that another policy can take over",
+    ),
 ]
 ALPHA_S, BETA_S, SLO_S = 1.053e-3, 5.072e-3, 0.025
 LOAD_PER_WORKER = 550.0  # requests per second, 75 % of the staggered bound
