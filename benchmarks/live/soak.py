@@ -11,6 +11,11 @@ Every few seconds each process is sampled. The samples are private resident memo
 threads, CPU time, asyncio tasks of ray-slo's event loop, and blocks that Python has allocated.
 Serve's proxy and controller, and Ray's raylet and GCS, are only shown for comparison.
 
+With `--fault-every-s`, faults strike in turn: the newest worker or frontend, or the scheduler, is
+killed, or stands still for two seconds. The first worker and the first frontend are never killed,
+and the scheduler only in the first third. Only processes that live from the first third to the end
+are judged.
+
 Each quantity must be flat. Its median over the last third of the run may exceed that over the
 second third by what `RULES` allows. If it exceeds this, the growth must be over: twice the
 difference between the halves of the last third must be within the allowance. (A hiccup of the
@@ -18,16 +23,23 @@ machine raises the peak of memory once; a leak continues.) The first third is wa
 load, all tables of requests and batches must be empty, and there may be no more tasks than before.
 *Lost* requests got neither an answer nor an error.
 
-`python -m benchmarks live-soak [--minutes M | --hours H] [--out DIR]` exits with status 1 if
-anything grew, was kept or was lost. DIR/soak.csv has the samples, DIR/soak.png the plot.
+`python -m benchmarks live-soak [--minutes M | --hours H] [--fault-every-s S] [--out DIR]` exits
+with status 1 if anything grew, was kept or was lost. DIR/soak.csv has the samples, DIR/soak.png the
+plot. It runs with HAProxy (the fast mode), unless `--mode` says otherwise.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import csv
+import itertools
+import json
 import math
+import os
+import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -45,7 +57,9 @@ import pandas as pd
 
 from benchmarks.harness.rows import Failed, Row
 from benchmarks.live.load import http, poisson
+from benchmarks.live.modes import HAPROXY, MODES, OPTIMIZED, ORDINARY, environment
 from ray_slo.load.drive import paced, status_of
+from ray_slo.serve.proxy.modes import HAPROXY_ENV, OPTIMIZED_ENV
 
 SOURCE = "ray-slo"
 ALPHA_S, BETA_S = 0.02, 0.15
@@ -60,6 +74,18 @@ BODY = 8_000  # bytes
 OUT = Path("out/soak")
 OURS = ("frontend", "scheduler", "worker")
 FEWEST = 6  # samples that a judgement needs
+KILL, PAUSE = "killed", "stands still"
+FAULTS = (
+    ("worker", KILL),
+    ("frontend", PAUSE),
+    ("frontend", KILL),
+    ("worker", PAUSE),
+    ("scheduler", KILL),
+    ("scheduler", PAUSE),
+)
+PAUSE_S = 2.0
+DIED = ("error ActorDiedError", "error ActorUnavailableError")
+"""What Ray tells the caller of a handle whose frontend was killed."""
 _LOOKS = 10  # longest wait after the load for empty tables, in looks of 2 s
 
 
@@ -260,7 +286,7 @@ async def both(url: str, rate: float, seconds: float, leaving: float, seed: int)
 class Lookout:
     """Samples every process of the application, and of Ray."""
 
-    def __init__(self, csv_file: Any, log_dir: Path) -> None:
+    def __init__(self, csv_file: Any, log_dir: Path, faults: bool = False) -> None:
         import psutil
         from ray import serve
 
@@ -268,6 +294,7 @@ class Lookout:
 
         self._processes: dict[int, tuple[str, Any]] = {}
         self._log_dir = log_dir
+        self._faults = faults
         self._frontends = serve.get_deployment_handle("soak", APP)
         self._workers = serve.get_deployment_handle("soak-cpu-worker", APP)
         self._file = csv_file
@@ -307,12 +334,23 @@ class Lookout:
         said.sort(key=lambda one: (one[0], one[1]["pid"]))
         return {self._name(own["pid"], kind): own for kind, own in said}
 
+    def newest(self, kind: str) -> tuple[str, int]:
+        """Return the name and the id of the process of a kind that was started last."""
+        alive = [(name, pid) for pid, (name, of) in self._processes.items() if of.is_running()]
+        return [one for one in alive if one[0].startswith(kind)][-1]
+
     def look(self) -> dict[str, dict[str, int]]:
         """Write one sample of every quantity, and return `vitals()`. Blocks the caller."""
         import psutil
+        from ray.exceptions import RayError
 
         at = f"{time.monotonic() - self._start:.1f}"
-        found = self.vitals()
+        found: dict[str, dict[str, int]] = {}
+        try:
+            found = self.vitals()
+        except (RayError, TimeoutError, KeyError):  # a process that was just killed
+            if not self._faults:
+                raise
         for name, own in found.items():
             for quantity, value in own.items():
                 if quantity != "pid":
@@ -334,6 +372,30 @@ class Lookout:
         self._writer.writerow((at, "decision log", "on disk, MB", f"{log_mb:.3f}"))
         self._file.flush()
         return found
+
+
+async def strike(lookout: Lookout, every_s: float, seconds: float, struck: Counter[str]) -> None:
+    """Let the next of `FAULTS` strike every `every_s` until the load is almost over; count them."""
+    start = time.monotonic()
+    for kind, what in itertools.cycle(FAULTS):
+        await asyncio.sleep(every_s)
+        passed = time.monotonic() - start
+        if passed > seconds - every_s / 2:
+            return
+        if kind == "scheduler" and passed > seconds / 3:
+            what = PAUSE
+        name, pid = lookout.newest(kind)
+        print(f"{passed:.0f} s: {name} {what}", file=sys.stderr, flush=True)
+        struck[f"{kind} {what}"] += 1
+        if what == KILL:
+            os.kill(pid, signal.SIGKILL)
+            continue
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(PAUSE_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 async def watch(lookout: Lookout, every_s: float) -> None:
@@ -374,14 +436,20 @@ class Soak:
     samples: pd.DataFrame  # at_s, process, quantity, value
     before: dict[str, dict[str, int]]
     after: dict[str, dict[str, int]]
+    faults: Counter[str] = field(default_factory=Counter)  # faults that struck
+    mode: str = ORDINARY
     growths: dict[tuple[str, str], Growth] = field(init=False)  # by (quantity, process)
 
     def __post_init__(self) -> None:
         self.growths = {}
+        start, end = self.samples["at_s"].min(), self.samples["at_s"].max()
         for (quantity, process), series in self.samples.groupby(
             ["quantity", "process"], sort=False
         ):
-            if quantity in RULES and len(series) >= FEWEST:
+            lived = (
+                series["at_s"].min() <= start + (end - start) / 3 and series["at_s"].max() == end
+            )
+            if quantity in RULES and len(series) >= FEWEST and (lived or not self.faults):
                 at, values = series["at_s"].tolist(), series["value"].tolist()
                 self.growths[str(quantity), str(process)] = growth(at, values, RULES[str(quantity)])
 
@@ -403,14 +471,19 @@ class Soak:
             if process.startswith(OURS) and not g.flat
         ]
         found += [f"{name} still holds {left}" for name, left in kept(self.after).items()]
-        for name in self.before.keys() ^ self.after.keys():
-            found.append(f"{name} was not there all the time")
+        if self.faults:
+            was, now = (Counter(n.split()[0] for n in of) for of in (self.before, self.after))
+            if was != now:
+                found.append(f"there were {dict(was)} before and {dict(now)} after")
+        else:
+            for name in self.before.keys() ^ self.after.keys():
+                found.append(f"{name} was not there all the time")
         for name in self.before.keys() & self.after.keys():
-            was, now = self.before[name]["tasks"], self.after[name]["tasks"]
-            if now > was + 2:
-                found.append(f"{name} has {now} tasks after the load and had {was} before")
-        if self.lost or self.errors:
-            bad = {k: v for k, v in self.counts.items() if k.startswith(("lost", "error"))}
+            tasks, had = self.after[name]["tasks"], self.before[name]["tasks"]
+            if tasks > had + 2:
+                found.append(f"{name} has {tasks} tasks after the load and had {had} before")
+        bad = {k: v for k, v in self.counts.items() if k.startswith(("lost", "error"))}
+        if set(bad) - set(DIED if self.faults else ()):
             found.append(f"not answered as they should be: {bad}")
         if not self.counts["answered"]:
             found.append("nothing was answered in time")
@@ -418,7 +491,10 @@ class Soak:
 
     def rows(self) -> list[Row]:
         counts = self.counts
-        case = f"{self.seconds / 60:.3g} minutes at {100 * OVERLOAD:.0f} % of capacity · all"
+        case = (
+            f"{self.seconds / 60:.3g} minutes at {100 * OVERLOAD:.0f} % of capacity, {self.mode}"
+            f"{f', {self.faults.total()} faults' if self.faults else ''} · all"
+        )
         rows = [
             Row(case, "capacity", "requests/s", self.capacity),
             Row(case, "sent", "", counts["sent"]),
@@ -428,6 +504,7 @@ class Soak:
             ),
             Row(case, "errors", "", self.errors),
             Row(case, "lost", "", self.lost),
+            *(Row(f"faults · {name}", "times", "", n) for name, n in self.faults.items()),
         ]
         for quantity, rule in RULES.items():
             title = f"{quantity} (up to {100 * rule.share:g} % + {rule.more:g} more is flat)"
@@ -461,7 +538,15 @@ class Soak:
         return rows
 
 
-async def soak(url: str, seconds: float, every_s: float, seed: int, out: Path, log: Path) -> Soak:
+async def soak(
+    url: str,
+    seconds: float,
+    every_s: float,
+    seed: int,
+    out: Path,
+    log: Path,
+    fault_every_s: float | None = None,
+) -> Soak:
     """Measure the capacity, apply the load while sampling, and wait until tables are empty."""
     tries_s = min(30.0, seconds)
     await both(url, 0.8 * bound(), 0.3 * tries_s, 0.0, seed)  # warm-up: connections, first batches
@@ -471,19 +556,52 @@ async def soak(url: str, seconds: float, every_s: float, seed: int, out: Path, l
     print(f"{capacity:.1f} requests/s are served in time; now {rate:.1f}", file=sys.stderr)
     path = out / "soak.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
-        lookout = await asyncio.to_thread(Lookout, file, log)
+        struck: Counter[str] = Counter()
+        lookout = await asyncio.to_thread(Lookout, file, log, fault_every_s is not None)
         before = await settled(lookout)
         watcher = asyncio.create_task(watch(lookout, every_s))
         loading = asyncio.create_task(both(url, rate, seconds, LEAVING, seed + 2))
-        await asyncio.wait((watcher, loading), return_when=asyncio.FIRST_COMPLETED)
-        if watcher.done():  # it ends only with an error
-            loading.cancel()
-            watcher.result()
-        watcher.cancel()
-        await asyncio.wait((watcher,))
+        beside = {watcher}
+        if fault_every_s:
+            beside.add(asyncio.create_task(strike(lookout, fault_every_s, seconds, struck)))
+        while not loading.done():
+            ended, beside = await asyncio.wait(
+                (loading, *beside), return_when=asyncio.FIRST_COMPLETED
+            )
+            beside.discard(loading)
+            if any(one.exception() for one in ended):
+                loading.cancel()
+            for one in ended:
+                one.result()
+        for one in beside:
+            one.cancel()
+        await asyncio.wait(beside)
         counts = loading.result()
         after = await settled(lookout)
-    return Soak(capacity, seconds, counts, pd.read_csv(path), before, after)
+    return Soak(
+        capacity, seconds, counts, pd.read_csv(path), before, after, struck, mode_of_serve()
+    )
+
+
+def mode_of_serve() -> str:
+    """Return the mode of Serve that this process's environment chooses."""
+    if os.environ.get(HAPROXY_ENV, "0") != "1":
+        return ORDINARY
+    return OPTIMIZED if os.environ.get(OPTIMIZED_ENV, "0") == "1" else HAPROXY
+
+
+def in_mode(mode: str, arguments: Sequence[str]) -> list[Row]:
+    """Run this program in a process whose environment chooses the mode, and return its rows."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.json"
+        command = ["live-soak", "--mode", mode, "--json", str(file), *arguments]
+        done = subprocess.run([sys.executable, "-m", "benchmarks", *command], env=environment(mode))
+        if not file.exists():
+            raise SystemExit(done.returncode or 1)
+        rows = [Row(**row) for row in json.loads(file.read_text())["rows"]]
+    if done.returncode:
+        raise Failed(rows, ["the complaints are above"])
+    return rows
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -501,6 +619,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=partial(_seconds, 3600),
         metavar="H",
         help="duration in hours",
+    )
+    parser.add_argument(
+        "--mode", choices=MODES, default=HAPROXY, help=f"mode of Serve; default: {HAPROXY}"
+    )
+    parser.add_argument(
+        "--fault-every-s",
+        type=float,
+        metavar="S",
+        help="seconds between faults; default: no faults",
     )
     parser.add_argument(
         "--every-s",
@@ -530,6 +657,8 @@ def run(
     seconds: float | None = None,
     every_s: float | None = None,
     out: Path = OUT,
+    mode: str = ORDINARY,
+    fault_every_s: float | None = None,
 ) -> list[Row]:
     """Run the soak. Raises `Failed` if anything grew, was kept or was lost."""
     from ray_slo.demo.systems import local_serve, running
@@ -541,9 +670,20 @@ def run(
         raise SystemExit(
             f"--every-s: must be above 0 and a sixth of the run or less, got {every_s:g}"
         )
+    if fault_every_s is not None and not 5 * PAUSE_S <= fault_every_s <= seconds:
+        raise SystemExit(
+            f"--fault-every-s: must be from {5 * PAUSE_S:g} to the run's {seconds:g} s, "
+            f"got {fault_every_s:g}"
+        )
+    if mode != mode_of_serve():
+        arguments = ["--seed", str(seed), "--minutes", f"{seconds / 60:.17g}", "--out", str(out)]
+        arguments += ["--every-s", f"{every_s:g}"]
+        if fault_every_s is not None:
+            arguments += ["--fault-every-s", f"{fault_every_s:g}"]
+        return in_mode(mode, arguments)
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as log, local_serve() as url, running(application(log)):
-        done = asyncio.run(soak(url, seconds, every_s, seed, out, Path(log)))
+        done = asyncio.run(soak(url, seconds, every_s, seed, out, Path(log), fault_every_s))
     draw(done.samples, out / "soak.png")
     print(f"wrote {out / 'soak.csv'} and {out / 'soak.png'}", file=sys.stderr)
     if done.complaints:

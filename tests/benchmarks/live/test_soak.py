@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -88,6 +89,79 @@ def holding(**held):
 )
 def test_what_is_complained_of(run, complaint):
     assert complaint in "; ".join(run.complaints)
+
+
+def test_with_faults_only_processes_that_lived_long_are_judged():
+    late = samples(0.05, "worker 3").query("at_s > 300")
+    frame = pd.concat([samples(), late])
+    after = holding() | {"frontend 3": holding()["frontend 1"]}
+    before = holding() | {"frontend 2": holding()["frontend 1"]}
+    counts = Counter({"answered": 9, "error ActorDiedError": 1})
+    run = Soak(60.0, 600.0, counts, frame, before, after, Counter({"worker killed": 1}), "haproxy")
+    assert run.complaints == []
+    rows = {(row.case, row.metric): row.ours for row in run.rows()}
+    assert rows["faults · worker killed", "times"] == 1
+    assert ("10 minutes at 110 % of capacity, haproxy, 1 faults · all", "lost") in rows
+    run.counts["error 500"] = 1
+    del run.after["frontend 3"]
+    complaints = "; ".join(run.complaints)
+    assert "not answered as" in complaints
+    assert "there were {'frontend': 2} before and {'frontend': 1} after" in complaints
+
+
+def test_faults_strike_the_newest_in_turn_and_the_scheduler_only_early(monkeypatch):
+    killed = []
+
+    class Newest:
+        def newest(self, kind):
+            return f"{kind} 2", sum(map(ord, kind))
+
+    monkeypatch.setattr(program.os, "kill", lambda pid, signal: killed.append((pid, signal.name)))
+    struck = Counter()
+
+    async def run():
+        await program.strike(Newest(), 30.0, 360.0, struck)
+
+    clock.run(run())
+    assert struck == {
+        "worker killed": 2,
+        "worker stands still": 2,
+        "frontend killed": 2,
+        "frontend stands still": 2,
+        "scheduler stands still": 3,
+    }
+    assert Counter(name for _, name in killed) == {"SIGKILL": 4, "SIGSTOP": 7, "SIGCONT": 7}
+
+
+def test_a_fault_has_time_to_pass():
+    with pytest.raises(SystemExit, match="--fault-every-s: must be from 10 to the run's 600 s"):
+        program.run(quick=False, seed=0, fault_every_s=5.0)
+
+
+def test_the_mode_is_that_of_the_environment(monkeypatch):
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
+    assert program.mode_of_serve() == "haproxy"
+    monkeypatch.setenv("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1")
+    assert program.mode_of_serve() == "optimized"
+    monkeypatch.delenv("RAY_SERVE_ENABLE_HA_PROXY")
+    assert program.mode_of_serve() == "ordinary"
+
+
+def test_a_run_in_another_mode_has_its_rows_and_its_failure(monkeypatch):
+    def ended(code):
+        def process(command, env):
+            assert env["RAY_SERVE_ENABLE_HA_PROXY"] == "1" and "--minutes" in command
+            made = {"rows": [row.to_json() for row in soak().rows()]}
+            Path(command[command.index("--json") + 1]).write_text(json.dumps(made))
+            return program.subprocess.CompletedProcess(command, code)
+
+        return process
+
+    monkeypatch.setattr(program.subprocess, "run", ended(0))
+    assert program.run(quick=True, seed=0, mode="haproxy")[0].ours == 60.0
+    monkeypatch.setattr(program.subprocess, "run", ended(1))
+    with pytest.raises(Failed, match="the complaints are above"):
+        program.run(quick=True, seed=0, mode="haproxy")
 
 
 def test_a_flat_run_has_no_complaint_and_serve_is_not_judged():

@@ -1,0 +1,91 @@
+"""Random mutants of the code that decides, and how many of them the tests of their room catch.
+
+A mutant is one small change of the code (`own/mutation.py`). Mutants are drawn from all places of
+the Ray-free rooms with the same chance. A mutant is *caught* if a test of its room fails or does
+not end. Only tests that run its line are tried, the fastest first, for at most a minute of tests.
+So a survivor may still be caught by a slow test, or by a test of another room. Survivors that
+change nothing, or nothing that matters, have their reason in `MAY_LIVE`. They count as not caught.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+from benchmarks.harness.rows import Row
+from benchmarks.own.mutation import ROOT, Bench, Mutant, sample, tried
+
+SOURCE = "ray-slo"
+ASKED = [("all rooms", "caught", "≥", 85)]
+ROOMS = {
+    "ray_slo/core": "tests/core",
+    "ray_slo/policies": "tests/policies",
+    "ray_slo/planning": "tests/planning",
+    "ray_slo/simulation": "tests/simulation",
+    "ray_slo/serve": "tests/serve",
+}
+"""Where the mutants are, and the tests that should catch them."""
+MAY_LIVE: dict[str, str] = {}
+"""Survivors that may live: by a mutant's text, the reason."""
+QUICK = ("ray_slo/core", 5)
+
+
+def files(room: str) -> list[str]:
+    """Return the files of a room that do not import Ray, at any place."""
+    found = []
+    for path in sorted((ROOT / room).rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if "import ray\n" not in text and "from ray import" not in text and "from ray." not in text:
+            found.append(path.relative_to(ROOT).as_posix())
+    return found
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--mutants", type=int, metavar="N", help="how many; default: 300")
+    parser.add_argument(
+        "--rooms", default=",".join(ROOMS), help="folders, with commas; default: all"
+    )
+
+
+def run(quick: bool, seed: int, mutants: int | None = None, rooms: str = "") -> list[Row]:
+    chosen = [room for room in rooms.split(",") if room] or list(ROOMS)
+    if wrong := [room for room in chosen if room not in ROOMS]:
+        raise SystemExit(f"--rooms: got {wrong[0]}; valid are {', '.join(ROOMS)}")
+    if quick:
+        chosen = [QUICK[0]]
+    count = mutants or (QUICK[1] if quick else 300)
+    drawn = sample([file for room in chosen for file in files(room)], count, seed)
+    of = {room: [one for one in drawn if one.file.startswith(f"{room}/")] for room in chosen}
+    with ThreadPoolExecutor(2) as pool:
+        caught = dict(zip(of, pool.map(_room, of, of.values()), strict=True))
+    rows = [_row(room, results) for room, results in caught.items()]
+    every = {one: found for results in caught.values() for one, found in results.items()}
+    rows = [r for row in rows for r in row] + _row("all rooms", every)
+    survivors = [one for one, found in every.items() if not found]
+    rows += [
+        Row(f"survivors: 1 where it may live · {one}", "may live", "", float(str(one) in MAY_LIVE))
+        for one in survivors
+    ]
+    return rows
+
+
+def _room(room: str, of: list[Mutant]) -> dict[Mutant, bool]:
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    with Bench() as bench:
+        say(f"{room}: {len(of)} mutants; running the tests of {ROOMS[room]} once")
+        tests = bench.watched(room, ROOMS[room])
+        say(f"{room}: {len(tests.took_s)} tests took {sum(tests.took_s.values()):.0f} s")
+        return dict(tried(bench, of, tests, say))
+
+
+def _row(case: str, results: dict[Mutant, bool]) -> list[Row]:
+    total, found = len(results), sum(results.values())
+    share = 100 * found / total if total else float("nan")
+    return [
+        Row(case, "mutants", "", total),
+        Row(case, "survived", "", total - found),
+        Row(case, "caught", "%", share),
+    ]
