@@ -59,6 +59,7 @@ class Mutant(NamedTuple):
         within: name of the innermost function or class around it.
         start, end: its place in the file's text, in bytes.
         before, after: source text.
+        was: the source line, with the place in brackets: ⟦ ⟧.
     """
 
     file: str
@@ -68,10 +69,10 @@ class Mutant(NamedTuple):
     end: int
     before: str
     after: str
+    was: str
 
     def __str__(self) -> str:
-        before, after = (" ".join(text.split()) for text in (self.before, self.after))
-        return f"{self.file}, {self.within}: {before} → {after}"
+        return f"{self.file}, {self.within}: {self.was} → {' '.join(self.after.split())}"
 
     def text(self, root: Path = ROOT) -> bytes:
         """Return the text of the file with the change."""
@@ -92,7 +93,11 @@ def mutants(file: str, root: Path = ROOT) -> list[Mutant]:
         after = ast.unparse(changed)
         if isinstance(changed, ast.expr):
             after = f"({after})"
-        found.append(Mutant(file, node.lineno, within, start, end, raw[start:end].decode(), after))
+        line_end = raw.find(b"\n", end)
+        parts = (raw[lines[node.lineno - 1] : start], raw[start:end], raw[end:line_end])
+        head, before, tail = (part.decode() for part in parts)
+        was = " ".join(f"{head}⟦{before}⟧{tail}".split())
+        found.append(Mutant(file, node.lineno, within, start, end, before, after, was))
     return sorted(found, key=lambda one: (one.start, one.end, one.after))
 
 

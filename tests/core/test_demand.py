@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_slo.core import demand
-from ray_slo.core.demand import LEAST_RATE, Demand, Factors, Holt, Rate, changed
+from ray_slo.core.demand import Demand, Factors, Holt, Rate, changed
 
 
 def drive(estimator, rates, bin_s=1.0, per_bin=50):
@@ -28,6 +28,10 @@ def test_doctest():
 def test_a_constant_rate_is_found(kind):
     assert drive(Demand(kind, 1.0), [200] * 20)[-1] == pytest.approx(200, rel=0.03)
     assert Demand(kind).rate(5.0) == 0
+
+
+def test_bins_of_any_length_count_requests_per_second():
+    assert drive(Demand("holt", 0.5), [200] * 20, bin_s=0.5)[-1] == pytest.approx(200, rel=0.03)
 
 
 def test_ewma_halves_as_its_time_constant_says():
@@ -90,7 +94,7 @@ def steady(rate, start, stop, into, step=0.5):
 def test_a_steady_rate_is_measured_and_is_no_news():
     rate = Rate()
     assert not rate.seen
-    assert rate.value(0.0) == LEAST_RATE
+    assert rate.value(0.0) == 0.1
     steady(20, 0, 30, rate)
     assert rate.value(30.0) == pytest.approx(20, rel=0.1)
     assert not rate.differs(30.0, 20.0)
@@ -109,7 +113,7 @@ def test_a_rise_shows_at_once_and_a_fall_in_a_while():
     steady(0, 43, 60, rate)
     assert rate.value(60.0) < 10
     steady(0, 60, 120, rate)
-    assert rate.value(120.0) == LEAST_RATE
+    assert rate.value(120.0) == 0.1
 
 
 def test_several_who_count_add_up():

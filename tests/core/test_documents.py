@@ -25,6 +25,13 @@ def test_a_key_twice_is_refused(tmp_path):
     assert load_yaml(path) is None
 
 
+def test_an_alias_to_its_own_mapping_is_read_once(tmp_path):
+    path = tmp_path / "loop.yaml"
+    path.write_text("&top\nname: a\nagain: [*top, *top]\n", encoding="utf-8")
+    read = load_yaml(path)
+    assert read["name"] == "a" and read["again"][0] is read
+
+
 def test_arrays_of_another_file_are_refused(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.ones(2))
     assert load_arrays(tmp_path / "a.npz", "a table", "x")["x"].tolist() == [1, 1]

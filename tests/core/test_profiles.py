@@ -173,6 +173,24 @@ def test_json_linear():
     assert profile.table == pytest.approx([0.006, 0.007, 0.008])
 
 
+def test_sizes_that_double_end_with_the_largest():
+    assert [doubling_sizes(n) for n in (0, 1, 2, 5, 8)] == [
+        [],
+        [1],
+        [1, 2],
+        [1, 2, 4, 5],
+        [1, 2, 4, 8],
+    ]
+
+
+def test_few_samples_have_a_lower_quantile():
+    online = OnlineProfile(LatencyProfile.linear(0.0, 0.010, 4), quantile=0.99)
+    for duration_ms in (13, 11, 15, 12, 14):
+        online.observe(1, duration_ms / 1e3)
+    # The quantile is 5/6: the fourth of five.
+    assert online.profile.latency(1) == pytest.approx(0.014)
+
+
 def test_files(tmp_path):
     path = tmp_path / "profiles.json"
     save_profiles(path, {"small": LatencyProfile([0.1, 0.2])}, hardware="cpu")

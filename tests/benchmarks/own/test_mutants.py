@@ -76,6 +76,11 @@ def test_every_place_has_its_mutants(root):
     }
 
 
+def test_a_mutant_says_its_place(root):
+    said = {str(one) for one in mutants("ray_slo/room.py", root) if one.before == "2"}
+    assert said == {"ray_slo/room.py, most: best = max(values) * ⟦2⟧ → (3)"}
+
+
 def test_a_mutant_changes_one_place_and_is_code(root):
     for one in mutants("ray_slo/room.py", root):
         text = one.text(root).decode()
