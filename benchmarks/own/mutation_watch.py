@@ -37,7 +37,7 @@ def main(room: str, tests: str, file: str) -> int:
     )
     measured.start()
     watch = Watch(measured)
-    arguments = ["-q", "-p", "no:cacheprovider", "-m", "not live", *tests.split(",")]
+    arguments = ["-q", "-p", "no:cacheprovider", "-m", "not live and not slow", *tests.split(",")]
     status = pytest.main(arguments, plugins=[watch])
     measured.stop()
     data = measured.get_data()

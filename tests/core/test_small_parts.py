@@ -45,7 +45,11 @@ def test_names_are_imported_listed_and_suggested():
         (Annotated[int, Field(ge=1, le=8)], "a whole number from 1 to 8", "from 1 to 8"),
         (Annotated[float, Field(gt=0)], "a number above 0", "above 0"),
         (Annotated[float, Field(ge=0)], "a number of at least 0", "at least 0"),
-        (Annotated[float, Field(gt=0, lt=1)], "a number above 0 and below 1", "above 0 and below 1"),
+        (
+            Annotated[float, Field(gt=0, lt=1)],
+            "a number above 0 and below 1",
+            "above 0 and below 1",
+        ),
         (Annotated[float, Field(gt=0, lt=float("inf"))], "a number above 0", "above 0"),
         (Literal["a", "b"], "one of a, b", ""),
         (Literal["a"], "'a'", ""),

@@ -2,28 +2,9 @@ import math
 
 import pytest
 
-from ray_slo.core import LatencyProfile, Model, Variant
+from ray_slo.core import Model
 from ray_slo.planning.fluid import Problem, solve
-
-
-def variant(name, accuracy, *latency_ms, **scale):
-    scale = scale or {"cpu": 1.0}
-    return Variant(
-        name,
-        {k: LatencyProfile([t * f / 1e3 for t in latency_ms]) for k, f in scale.items()},
-        accuracy,
-    )
-
-
-def model(name="m", slo_s=0.1, **scale):
-    return Model(
-        name,
-        slo_s,
-        (
-            variant(f"{name}-quick", 60.0, 10, 12, **scale),
-            variant(f"{name}-good", 80.0, 40, 60, **scale),
-        ),
-    )
+from tests.planning.examples.fluid import model, variant
 
 
 def test_with_room_everything_gets_the_best_variant_and_time_is_free():

@@ -10,7 +10,7 @@ from scipy.optimize import linprog
 
 from ray_slo.core import LatencyProfile
 from ray_slo.planning import Infeasible
-from ray_slo.planning.catalogue import CATALOGUE, InstanceType, load_catalogue
+from ray_slo.planning.catalogue import CATALOGUE, load_catalogue
 from ray_slo.planning.kairos import (
     Problem,
     configurations,
@@ -20,10 +20,7 @@ from ray_slo.planning.kairos import (
     search,
 )
 from ray_slo.planning.kairos.bounds import Tables
-
-
-def kind(name, price):
-    return InstanceType(name=name, price_per_hour=price)
+from tests.planning.examples.kairos import kind, random_problem
 
 
 def figure_7(auxiliary_s=0.02, large_share=0.2, budget=2.0):
@@ -49,17 +46,6 @@ def test_equation_9_base_is_the_bottleneck():
     bounds, base = paper_bounds(problem, np.array([[1, 1], [1, 5], [2, 2]]))
     assert bounds == pytest.approx([40 / 0.2, 40 / 0.2, 80 / 0.2])
     assert base.all()
-
-
-def random_problem(seed, types=3, sizes=12):
-    rng = np.random.default_rng(seed)
-    kinds = [kind(f"t{k}", float(p)) for k, p in enumerate(rng.uniform(0.2, 1.0, types))]
-    kinds[0] = kind("t0", 0.9)
-    profiles = {"t0": LatencyProfile.linear(0.01, 0.3, 40)}
-    for k in range(1, types):
-        profiles[f"t{k}"] = LatencyProfile.linear(rng.uniform(0.03, 0.09), 0.05, 40)
-    drawn = np.sort(rng.integers(1, 41, sizes))
-    return Problem(kinds, profiles, 1.0, np.repeat(drawn, rng.integers(1, 20, sizes)), 4.0)
 
 
 def linear_program(problem, row):

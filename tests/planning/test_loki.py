@@ -14,52 +14,13 @@ from ray_slo.planning import Infeasible, loki
 from ray_slo.planning.loki import Plan, Problem, Task, Variant, capacity, fastest, plan
 from ray_slo.planning.loki.graph import Graph
 from ray_slo.planning.routing import most_accurate_first, workers_of
+from tests.planning.examples.loki import chain, linear, tree
 
 GUROBI = find_spec("gurobipy") is not None
 needs_gurobi = pytest.mark.skipif(
     not GUROBI, reason="gurobipy is not installed: pip install 'ray-slo[gurobi]'"
 )
 BACKENDS = ["highs", pytest.param("gurobi", marks=needs_gurobi)]
-
-
-def linear(alpha_ms, beta_ms, most=8):
-    return LatencyProfile.linear(alpha_ms / 1e3, beta_ms / 1e3, most)
-
-
-def chain(**options):
-    """Detector (2 variants, the accurate one finds more) → classifier (3 variants)."""
-    detect = Task(
-        "detect",
-        (
-            Variant("d-large", 95.0, linear(12, 10), {"classify": 3.0}),
-            Variant("d-small", 80.0, linear(4, 6), {"classify": 2.0}),
-        ),
-    )
-    classify = Task(
-        "classify",
-        (
-            Variant("c-large", 98.0, linear(5, 8)),
-            Variant("c-middle", 93.0, linear(3, 5)),
-            Variant("c-small", 85.0, linear(1, 3)),
-        ),
-        parent="detect",
-    )
-    options = {"demand": 40.0, "workers": 4, "slo_s": 0.2, "batch_sizes": (1, 2, 4)} | options
-    return Problem((detect, classify), **options)
-
-
-def tree(**options):
-    """Two children of one detector, as in the traffic pipeline."""
-    one = chain(**options)
-    detect = replace(
-        one.tasks[0],
-        variants=tuple(
-            replace(v, factors={"classify": 2.0 * f, "face": f})
-            for v, f in zip(one.tasks[0].variants, (1.0, 0.5), strict=True)
-        ),
-    )
-    faces = Variant("f-large", 97.0, linear(6, 6)), Variant("f-small", 88.0, linear(2, 2))
-    return replace(one, tasks=(detect, one.tasks[1], Task("face", faces, "detect")))
 
 
 def served(problem):

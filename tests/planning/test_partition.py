@@ -9,18 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_slo.planning import Infeasible, partition
-from ray_slo.planning.partition import Model, Plan, Problem
+from ray_slo.planning.partition import Plan, Problem
 from ray_slo.planning.partition.search import Search
+from tests.planning.examples.partition import problem
 
 GUROBI = find_spec("gurobipy") is not None
-
-
-def problem(rates, static=None, dynamic=None, **kwargs):
-    static = static or [10.0] * len(rates)
-    dynamic = dynamic or [0.0] * len(rates)
-    rows = zip(rates, static, dynamic, strict=True)
-    models = tuple(Model(f"m{i}", *row) for i, row in enumerate(rows))
-    return Problem(models, **({"sub_clusters": 2, "backend": "highs"} | kwargs))
 
 
 def assert_keeps_constraints(p: Problem, plan: Plan, budget: bool = True) -> None:

@@ -7,18 +7,10 @@ import numpy as np
 import pytest
 
 from ray_slo.core.profiles import LatencyProfile
-from ray_slo.planning.ramsis import Gamma, Problem, pareto_front, profile_hash, solve, solver
+from ray_slo.planning.ramsis import Gamma, pareto_front, profile_hash, solve, solver
 from ray_slo.planning.ramsis.kernel import EMPTY, Kernel, Partial
 from ray_slo.planning.ramsis.solver import SPAN
-
-FAST = ("fast", 60.0, LatencyProfile.linear(0.006, 0.012, 16))
-MIDDLE = ("middle", 72.0, LatencyProfile.linear(0.014, 0.020, 16))
-SLOW = ("slow", 81.0, LatencyProfile.linear(0.030, 0.050, 16))
-VARIANTS = (FAST, MIDDLE, SLOW)
-
-
-def problem(**fields):
-    return Problem(**{"variants": VARIANTS, "slo_s": 0.15, "rate": 120, "num_workers": 3, **fields})
+from tests.planning.examples.ramsis import FAST, MIDDLE, SLOW, VARIANTS, problem
 
 
 def simulate(table, p, requests=40_000, seed=1):

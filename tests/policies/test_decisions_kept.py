@@ -1,0 +1,109 @@
+"""What every policy decides on some random events is what it decided when this was recorded.
+
+The contract says what may be decided; these figures notice any change of what is decided.
+"""
+
+import math
+import random
+
+import pytest
+
+from ray_slo.core import BatchStatus, Request
+from ray_slo.policies.batching import BatchingPolicy
+from tests.kept import kept
+from tests.policies.contract import CASES, Script, id_of, make, make_cluster
+from tests.policies.harness import Host
+
+POOLS = [
+    [("fast", 0)],
+    [("fast", 0), ("fast", 0), ("slow", 0)],
+    [("fast", 0), ("slow", 1), ("fast", 2), ("slow", 0)],
+]
+STEPS_S = (1e-4, 0.002, 0.005, 0.01, 0.013, 0.02, 0.05)
+BUDGETS_S = (0.005, 0.012, 0.02, 0.06, 0.06, 0.06, 0.1, 0.3)
+
+
+def operations(rng, count):
+    for _ in range(count):
+        kind = rng.random()
+        if kind < 0.45:
+            models, most = rng.choice(["aaabc", "a", "bc"]), rng.choice([2, 4, 9])
+            bunch = [
+                (rng.choice(models), rng.choice(BUDGETS_S)) for _ in range(rng.randint(1, most))
+            ]
+            yield "arrive", bunch
+        elif kind < 0.85:
+            yield "run", rng.choice(STEPS_S)
+        elif kind < 0.88:
+            yield "jump", rng.choice(STEPS_S)
+        elif kind < 0.91:
+            yield "finish", rng.randint(0, 9), rng.choice(list(BatchStatus)), rng.random() < 0.5
+        elif kind < 0.93:
+            yield "cancel", [rng.randint(0, 99) for _ in range(3)]
+        elif kind < 0.95:
+            yield "add", rng.choice([("fast", 0), ("slow", 1)])
+        elif kind < 0.96:
+            yield "remove", rng.randint(0, 9)
+        elif kind < 0.98:
+            yield "profiles", rng.choice([0.5, 1.0, 1.7])
+        else:
+            yield "delay", rng.choice([0.0, 0.001, 0.004])
+
+
+def said(host):
+    """The decisions in a few figures: whoever decides otherwise has others."""
+    variants = {}
+    for sent in host.sent:
+        variants[sent.variant] = variants.get(sent.variant, 0) + len(sent.ids)
+    return {
+        "batches": len(host.sent),
+        "requests by variant": variants,
+        "sent_at": math.fsum(sent.at - 1000 for sent in host.sent),
+        "finish_at": math.fsum(sent.finish_at - 1000 for sent in host.sent),
+        "which": sum(
+            i * len(sent.ids) * (1 + n % 7)
+            for n, s in enumerate(host.sent)
+            for sent in [s]
+            for i in sent.ids
+        ),
+        "where": [s.worker for s in host.sent[:: max(len(host.sent) // 8, 1)]],
+        "dropped": len(host.dropped),
+        "dropped_at": math.fsum(at - 1000 for at, _ in host.dropped.values()),
+        "wake_at": math.fsum(d.wake_at - 1000 for d in host.decisions if math.isfinite(d.wake_at)),
+    }
+
+
+def host_of(name, kwargs, pool, control_s):
+    return Host(
+        lambda: make(name, kwargs),
+        make_cluster(pool, control_s=control_s),
+        now=1000.0,
+        strict=isinstance(make(name, kwargs), BatchingPolicy) and "exact" not in kwargs,
+        margin_s=kwargs.get("margin_ms", 0.0) / 1e3,
+    )
+
+
+@pytest.mark.parametrize(("name", "kwargs"), CASES, ids=id_of)
+def test_random_events_are_decided_as_recorded(name, kwargs):
+    for seed, pool in enumerate(POOLS):
+        rng = random.Random(seed)
+        host = host_of(name, kwargs, pool, 0.001 * seed)
+        script = Script(host, seed == 2 and not getattr(host.policy, "counts_requests", False))
+        for operation in operations(rng, 150):
+            script.do(*operation)
+        host.advance(max([host.now, *(r.deadline for r in script.requests)]) + 1e-5)
+        kept("policies/decisions", f"{name} {id_of(kwargs)}, events {seed}", said(host))
+
+
+@pytest.mark.parametrize(("name", "kwargs"), CASES, ids=id_of)
+def test_steady_streams_are_served_as_recorded(name, kwargs):
+    """Loads of about 0.5, 0.9 and 1.5 of three workers, for two seconds."""
+    for rate in (60, 110, 200):
+        rng = random.Random(rate)
+        host = host_of(name, kwargs, POOLS[1], 0.0)
+        now, requests = 1000.0, []
+        while now < 1002.0:
+            now += rng.expovariate(rate)
+            requests.append(Request(len(requests), rng.choice("aaabc"), now, now + 0.06))
+        host.run(requests)
+        kept("policies/decisions", f"{name} {id_of(kwargs)}, {rate}/s", said(host))
