@@ -304,6 +304,10 @@ def test_without_a_planner_all_variants_must_fit():
     problem = replace(PROBLEM, kinds=(small,), models=models)
     with pytest.raises(ValueError, match="'gpu' has 900 MB for 1000 MB"):
         simulate_application(problem, {"name": at(0.0)}, policy=Fifo(), planner=None)
+    # A variant without a figure needs no memory.
+    half = replace(problem, models=(models[0], model("name", 0.2)))
+    half = replace(half, kinds=(replace(small, memory_mb=500.0),))
+    assert simulate_application(half, {"name": at(0.0)}, policy=Fifo(), planner=None).count() == 1
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from ray_slo.core import Cluster, LatencyProfile, Model, Variant
-from ray_slo.simulation import Constant, Report, Times, Workload, simulate
+from ray_slo.simulation import Constant, Report, Times, Workload, report_plots, simulate
 
 
 @pytest.fixture
@@ -120,6 +120,40 @@ def test_write_leaves_files_and_plots(report, tmp_path):
         "gantt.png",
     }
     assert {p.name for p in (tmp_path / "out").iterdir()} == written
+
+
+def axes_of(draw, report):
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    draw(report, axes)
+    return axes
+
+
+def test_plots_have_the_report_s_figures_in_their_units(report):
+    axes = axes_of(report_plots.draw_latency, report)
+    curve, slo = axes.get_lines()
+    assert curve.get_xdata().tolist() == [11_000, 12_000]
+    assert curve.get_ydata().tolist() == [0.25, 0.5]  # two of four were answered
+    assert list(slo.get_xdata()) == [12_000, 12_000]
+    assert axes.get_ylim() == (0, 1.02) and "ms" in axes.get_xlabel()
+
+    axes = axes_of(report_plots.draw_queueing, report)
+    assert axes.get_lines()[0].get_xdata().tolist() == [4_000, 5_000]
+    assert axes.get_ylim() == (0, 1.02) and axes.get_legend() is not None
+
+    bars = axes_of(report_plots.draw_batch_sizes, report).patches
+    assert [(bar.get_x() + bar.get_width() / 2, bar.get_height()) for bar in bars] == [
+        (pytest.approx(1.0), 0),
+        (pytest.approx(2.0), 1),
+    ]
+
+    axes = axes_of(report_plots.draw_goodput, report)
+    offered, good = (patch for patch in axes.patches if hasattr(patch, "get_data"))
+    width = 16 / 50
+    assert offered.get_data().values.sum() * width == pytest.approx(5)
+    assert good.get_data().values.sum() * width == pytest.approx(3)
+    assert axes.get_xlim() == (0, 16) and axes.get_ylim()[0] == 0
 
 
 def test_a_run_without_requests(greedy, make_cluster, tmp_path):

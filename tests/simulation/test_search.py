@@ -1,6 +1,6 @@
 import pytest
 
-from ray_slo.simulation import Constant, Workload, goodput_search
+from ray_slo.simulation import Constant, Times, Workload, goodput_search
 
 
 def test_finds_the_edge_of_capacity(greedy, make_cluster):
@@ -49,6 +49,15 @@ def test_nothing_holds_an_slo_below_the_execution_time(greedy, make_cluster):
     )
     assert (found.rate, found.goodput, found.report) == (0, 0, None)
     assert all(bad == 1 for _, bad in found.probes)
+
+
+def test_one_request_is_measured_and_none_is_not(greedy, make_cluster):
+    def at(rate):
+        return Workload(arrivals=Times(times_s=[0.0] if rate >= 1 else [50.0]))
+
+    found = goodput_search(greedy, make_cluster(slo_s=1), at, start_rate=2.0, duration_s=10)
+    assert [rate for rate, _ in found.probes] == [2.0, 1.0]
+    assert (found.rate, found.report) == (0, None)
 
 
 def test_says_when_no_rate_fails(greedy, make_cluster):
