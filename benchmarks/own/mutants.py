@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 
 from benchmarks.harness.rows import Row
-from benchmarks.own.mutation import ROOT, Bench, Mutant, sample, tried
+from benchmarks.own.mutation import ROOT, Bench, Mutant, Trials, sample
 
 SOURCE = "ray-slo"
 ASKED = [("all rooms", "caught", "≥", 85)]
@@ -47,9 +50,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rooms", default=",".join(ROOMS), help="folders, with commas; default: all"
     )
+    parser.add_argument(
+        "--log", type=Path, metavar="FILE", help="note each mutant here; go on where it ends"
+    )
 
 
-def run(quick: bool, seed: int, mutants: int | None = None, rooms: str = "") -> list[Row]:
+def run(
+    quick: bool,
+    seed: int,
+    mutants: int | None = None,
+    rooms: str = "",
+    log: Path | None = None,
+) -> list[Row]:
     chosen = [room for room in rooms.split(",") if room] or list(ROOMS)
     if wrong := [room for room in chosen if room not in ROOMS]:
         raise SystemExit(f"--rooms: got {wrong[0]}; valid are {', '.join(ROOMS)}")
@@ -59,7 +71,8 @@ def run(quick: bool, seed: int, mutants: int | None = None, rooms: str = "") -> 
     drawn = sample([file for room in chosen for file in files(room)], count, seed)
     of = {room: [one for one in drawn if one.file.startswith(f"{room}/")] for room in chosen}
     with ThreadPoolExecutor(2) as pool:
-        caught = dict(zip(of, pool.map(_room, of, of.values()), strict=True))
+        trials = Trials(log)
+        caught = dict(zip(of, pool.map(partial(_room, trials), of, of.values()), strict=True))
     rows = [_row(room, results) for room, results in caught.items()]
     every = {one: found for results in caught.values() for one, found in results.items()}
     rows = [r for row in rows for r in row] + _row("all rooms", every)
@@ -71,15 +84,26 @@ def run(quick: bool, seed: int, mutants: int | None = None, rooms: str = "") -> 
     return rows
 
 
-def _room(room: str, of: list[Mutant]) -> dict[Mutant, bool]:
-    def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+def _room(trials: Trials, room: str, of: list[Mutant]) -> dict[Mutant, bool]:
+    todo = [one for one in of if trials.key(one) not in trials.known]
+    if todo:
+        with Bench() as bench:
+            _say(f"{room}: {len(todo)} mutants; running the tests of {ROOMS[room]} once")
+            tests = bench.watched(room, ROOMS[room])
+            _say(f"{room}: {len(tests.took_s)} tests took {sum(tests.took_s.values()):.0f} s")
+            for test in tests.failed:
+                _say(f"{room}: left out, as it fails in the copy: {test}")
+            for number, mutant in enumerate(todo, 1):
+                start = time.monotonic()
+                trials.add(mutant, bench.caught(mutant, tests))
+                word = "caught" if trials.known[trials.key(mutant)] else "SURVIVED"
+                took = f"{time.monotonic() - start:.0f} s"
+                _say(f"{number}/{len(todo)} {word} in {took}: {mutant}")
+    return {one: trials.known[trials.key(one)] for one in of}
 
-    with Bench() as bench:
-        say(f"{room}: {len(of)} mutants; running the tests of {ROOMS[room]} once")
-        tests = bench.watched(room, ROOMS[room])
-        say(f"{room}: {len(tests.took_s)} tests took {sum(tests.took_s.values()):.0f} s")
-        return dict(tried(bench, of, tests, say))
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _row(case: str, results: dict[Mutant, bool]) -> list[Row]:

@@ -18,8 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -167,10 +166,12 @@ class RoomTests:
     Attributes:
         took_s: seconds by test.
         lines: by file: by line: tests that run it. A line that is run at import has none.
+        failed: tests that fail on the unchanged code, in the copy; `lines` does not have them.
     """
 
     took_s: dict[str, float]
     lines: dict[str, dict[int, list[str]]]
+    failed: list[str] = field(default_factory=list)
 
     def of(self, mutant: Mutant) -> list[str]:
         """Return tests that run a mutant's line, the fastest first, for at most `TRIED_S`.
@@ -215,21 +216,21 @@ class Bench:
         """Run a room's tests once, and return what each of them runs.
 
         Raises:
-            RuntimeError: a test fails on the unchanged code.
+            RuntimeError: the tests do not run, or not one of them passes.
         """
         file = self.folder / "watched.json"
         done = self._python(
             timeout_s, "-m", "benchmarks.own.mutation_watch", room, tests, str(file)
         )
-        if done is None or done.returncode:
-            said = "they ran out of time" if done is None else done.stdout.decode()[-3000:]
-            raise RuntimeError(f"the tests of {tests} fail on the unchanged code: {said}")
-        said = json.loads(file.read_text())
+        said = {} if done is None or done.returncode else json.loads(file.read_text())
+        if len(said.get("failed", ())) >= len(said.get("took_s", ())):
+            why = "they ran out of time" if done is None else done.stdout.decode()[-3000:]
+            raise RuntimeError(f"the tests of {tests} fail on the unchanged code: {why}")
         lines = {
             name: {int(line): tests for line, tests in of.items()}
             for name, of in said["lines"].items()
         }
-        return RoomTests(said["took_s"], lines)
+        return RoomTests(said["took_s"], lines, said["failed"])
 
     def caught(self, mutant: Mutant, tests: RoomTests) -> bool:
         """Return whether a test notices a mutant: it fails, or does not end."""
@@ -275,17 +276,28 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
 
 
-def tried(
-    bench: Bench,
-    chosen: Sequence[Mutant],
-    tests: RoomTests,
-    say: Callable[[str], None],
-) -> Mapping[Mutant, bool]:
-    """Try mutants one after the other; return for each whether it was caught."""
-    results = {}
-    for number, mutant in enumerate(chosen, 1):
-        start = time.monotonic()
-        results[mutant] = bench.caught(mutant, tests)
-        word = "caught" if results[mutant] else "SURVIVED"
-        say(f"{number}/{len(chosen)} {word} in {time.monotonic() - start:.0f} s: {mutant}")
-    return results
+@dataclass
+class Trials:
+    """Mutants that were tried, and whether they were caught; kept in a file, if there is one.
+
+    A run that was stopped goes on with the same file, as long as the code is the same.
+    """
+
+    path: Path | None = None
+    known: dict[str, bool] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.path is not None and self.path.exists():
+            for line in self.path.read_text(encoding="utf-8").splitlines():
+                key, caught = json.loads(line)
+                self.known[key] = caught
+
+    @staticmethod
+    def key(mutant: Mutant) -> str:
+        return f"{mutant.file}:{mutant.start}:{mutant.after}"
+
+    def add(self, mutant: Mutant, caught: bool) -> None:
+        self.known[self.key(mutant)] = caught
+        if self.path is not None:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps([self.key(mutant), caught]) + "\n")

@@ -19,6 +19,7 @@ class Watch:
     def __init__(self, measured: coverage.Coverage) -> None:
         self.measured = measured
         self.took_s: dict[str, float] = {}
+        self.failed: set[str] = set()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -28,6 +29,10 @@ class Watch:
         self.took_s[item.nodeid] = time.perf_counter() - start
         self.measured.switch_context("")
         return done
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.failed.add(report.nodeid)
 
 
 def main(room: str, tests: str, file: str) -> int:
@@ -44,9 +49,11 @@ def main(room: str, tests: str, file: str) -> int:
     lines: dict[str, dict[int, list[str]]] = defaultdict(dict)
     for name in data.measured_files():
         for line, contexts in data.contexts_by_lineno(name).items():
-            lines[str(Path(name).relative_to(root))][line] = sorted(filter(None, contexts))
-    Path(file).write_text(json.dumps({"took_s": watch.took_s, "lines": lines}))
-    return int(status)
+            tests_of = sorted(set(filter(None, contexts)) - watch.failed)
+            lines[str(Path(name).relative_to(root))][line] = tests_of
+    said = {"took_s": watch.took_s, "failed": sorted(watch.failed), "lines": lines}
+    Path(file).write_text(json.dumps(said))
+    return 0 if status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) else int(status)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.own import mutants as program
-from benchmarks.own.mutation import Bench, RoomTests, mutants, sample
+from benchmarks.own.mutation import Bench, RoomTests, Trials, mutants, sample
 
 CODE = '''
 from typing import TYPE_CHECKING
@@ -124,8 +124,18 @@ def test_a_mutant_that_a_test_notices_is_caught(root):
     assert not bench.folder.exists()
 
 
+def test_a_run_goes_on_where_it_was_stopped(root, tmp_path):
+    one, other, *_ = mutants("ray_slo/room.py", root)
+    log = tmp_path / "trials.jsonl"
+    trials = Trials(log)
+    trials.add(one, True)
+    trials.add(other, False)
+    assert Trials(log).known == {Trials.key(one): True, Trials.key(other): False}
+    assert Trials(tmp_path / "none").known == {}
+
+
 def test_rows_count_what_survived(monkeypatch):
-    def room(name, of):
+    def room(trials, name, of):
         return {one: number > 0 for number, one in enumerate(of)}
 
     monkeypatch.setattr(program, "_room", room)
@@ -140,5 +150,5 @@ def test_rows_count_what_survived(monkeypatch):
 def test_rooms_are_without_ray_and_a_wrong_one_is_named():
     assert "ray_slo/core/profiles.py" in program.files("ray_slo/core")
     assert "ray_slo/serve/direct.py" not in program.files("ray_slo/serve")
-    with pytest.raises(SystemExit, match="--rooms: got ray_slo/cli; valid are ray_slo/core"):
+    with pytest.raises(SystemExit, match="--rooms: got ray_slo/cli; valid are ray_slo/policies"):
         main(["mutants", "--rooms", "ray_slo/cli"])
