@@ -24,7 +24,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("ray_slo", "tests", "benchmarks", "configs", "docs", "examples", "deploy")
+FOLDERS = (
+    "ray_slo",
+    "tests",
+    "benchmarks",
+    "configs",
+    "deployments",
+    "policies",
+    "docs",
+    "examples",
+    "deploy",
+)
 TRIED_S = 60.0  # tests of a mutant take at most this long together, on the unchanged code
 MEMORY_BYTES = 8 * 2**30  # a mutant may allocate without an end
 COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {

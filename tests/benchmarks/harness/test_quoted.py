@@ -16,7 +16,7 @@ WAITING = {
     "benchmarks/README.md": {
         *("symphony-fig11", "symphony-fig13", "symphony-fig15", "symphony-fig16"),
         *("shepherd-fig7", "shepherd-fig9", "shepherd-fig10", "gpu", "ramsis-fig6"),
-        *("ramsis-robustness", "loki-fig1", "loki-fig7", "loki-fig8", "live-heterogeneous"),
+        *("ramsis-robustness", "loki-fig1", "loki-fig8", "live-heterogeneous"),
         *("live-pipeline", "live-variants", "mutants"),
     },
 }
