@@ -14,7 +14,7 @@ import inspect
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
@@ -187,7 +187,9 @@ class HookThreads:
         """Context during a call for this request."""
         return nullcontext() if self._marks is None else self._marks.inside()
 
-    async def run(self, function: Callable[..., Any], values: tuple[Any, ...]) -> Any:
+    def begin(self, function: Callable[..., Any], values: tuple[Any, ...]) -> asyncio.Future[Any]:
+        """Begin a call, and return its result's future. A call that has not begun when its future
+        is cancelled does not run."""
         loop, now = asyncio.get_running_loop(), time.monotonic()
         future: asyncio.Future[Any] = loop.create_future()
         guarded = partial(copy_context().run, self._guarded, function, values)
@@ -196,10 +198,10 @@ class HookThreads:
             slow = sum(began < now - _SLOW_S for began in list(self._began.values()))
             needs_thread = slow == self._active
         if needs_thread:
-            self._take_a_thread(loop)
+            self._take_a_thread()
         if self._watch is None:
             self._watch = loop.call_later(_SLOW_S, self._look, loop)
-        return await future
+        return future
 
     def _guarded(self, function: Callable[..., Any], values: tuple[Any, ...]) -> Any:
         return call(function, *values, scope=self.inside())
@@ -212,16 +214,16 @@ class HookThreads:
                 return
             waits_for_long = self._waiting[0].came < time.monotonic() - _SLOW_S
         if waits_for_long:
-            self._take_a_thread(loop)
+            self._take_a_thread()
         self._watch = loop.call_later(_SLOW_S, self._look, loop)
 
-    def _take_a_thread(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _take_a_thread(self) -> None:
         """Let one more thread work, if there is one."""
         with self._lock:
             if self._active == self._threads:
                 return
             self._active += 1
-        loop.run_in_executor(self._pool, self._work)
+        self._pool.submit(self._work)
 
     def _work(self) -> None:
         while self._work_on_one():
@@ -291,7 +293,7 @@ class Hook:
         self._threads = threads
         self._is_async = inspect.iscoroutinefunction(function)
 
-    async def __call__(self, *values: Any) -> Any:
+    def __call__(self, *values: Any) -> Awaitable[Any]:
         if self._is_async:
-            return await call_async(self._function, *values, scope=self._threads.inside())
-        return await self._threads.run(self._function, values)
+            return call_async(self._function, *values, scope=self._threads.inside())
+        return self._threads.begin(self._function, values)

@@ -10,13 +10,17 @@ memory). Nor for loops in several threads.
 """
 
 import asyncio
+import contextlib
+import functools
 import selectors
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 GIVE_UP_S = 300.0  # of real time
 _real_monotonic, _real_sleep = time.monotonic, time.sleep
+_real_submit = ThreadPoolExecutor.submit
 
 
 def run(main):
@@ -72,28 +76,39 @@ class Loop(asyncio.SelectorEventLoop):
         return self.now
 
     def run_forever(self):
-        with mock.patch.multiple(
-            time, monotonic=self.time, perf_counter=self.time, sleep=self.sleep
+        def submit(executor, function, /, *args, **kwargs):
+            return self._submit(executor, functools.partial(function, *args, **kwargs))
+
+        with (
+            mock.patch.multiple(
+                time, monotonic=self.time, perf_counter=self.time, sleep=self.sleep
+            ),
+            mock.patch.object(ThreadPoolExecutor, "submit", submit),
         ):
             super().run_forever()
 
-    def run_in_executor(self, executor, function, *args):
+    def _submit(self, executor, function):
         call = _Call()
 
         def work():
             self._calls.now = call
             try:
-                return function(*args)
+                return function()
             finally:
                 del self._calls.now
 
-        def worked(_future):
+        def worked():
             call.over = True
             self.working.discard(call)
 
+        def ended(_future):
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self.call_soon_threadsafe(worked)
+
         self.working.add(call)
-        future = super().run_in_executor(executor, work)
-        future.add_done_callback(worked)
+        future = _real_submit(executor, work)
+        # In the next turn, so that the caller's own callback comes before this one.
+        self.call_soon_threadsafe(future.add_done_callback, ended)
         return future
 
     def sleep(self, seconds):

@@ -1,6 +1,7 @@
 """Memory is returned to the system after a peak."""
 
 import ctypes
+import gc
 import math
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import sys
 import pytest
 
 from ray_slo.serve import memory
-from ray_slo.serve.memory import Trim
+from ray_slo.serve.memory import Trim, settle
 
 PEAK = """
 import ctypes
@@ -56,3 +57,13 @@ def test_where_there_is_no_such_call(monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", missing)
     assert memory.trimmer() is None
     memory.give_back()  # does nothing
+
+
+def test_what_is_loaded_is_left_out_of_later_collections():
+    before = gc.get_freeze_count()
+    loaded = [[] for _ in range(1000)]
+    try:
+        settle()
+        assert gc.get_freeze_count() >= before + len(loaded)
+    finally:
+        gc.unfreeze()

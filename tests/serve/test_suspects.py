@@ -97,7 +97,7 @@ def test_hooks_leave_marks_while_they_run(tmp_path, hook):
 
     async def ask():
         ATTEMPT.set(attempt)
-        called = asyncio.create_task(
+        called = asyncio.ensure_future(
             HookThreads(2, marks).hook(plain if hook == "plain" else awaited)()
         )
         while not running:  # noqa: ASYNC110

@@ -183,6 +183,9 @@ def _plain(value: Any) -> Any:
     )
 
 
+_STRICT = json.JSONEncoder(default=_plain, allow_nan=False)
+
+
 def to_json(value: Any) -> bytes:
     """Return a value as JSON. NumPy arrays and scalars become lists and numbers. NaN and infinities
     become null, because JSON does not have them.
@@ -192,7 +195,7 @@ def to_json(value: Any) -> bytes:
         ValueError: the result contains itself.
     """
     try:
-        text = json.dumps(value, default=_plain, allow_nan=False)
+        text = _STRICT.encode(value)
     except ValueError:
         text = json.dumps(value, default=_plain)  # raises if the result holds itself
         text = json.dumps(json.loads(text, parse_constant=lambda _: None))

@@ -389,10 +389,14 @@ def _response(answer: Answer) -> Response:
     Raises:
         TypeError, ValueError: the result is not JSON.
     """
-    result, headers = answer.result, answer.headers()
+    result = answer.result
     if isinstance(result, Response):
-        result.headers.update(headers)
+        result.headers.update(answer.headers())
         return result
     if isinstance(result, bytes):
-        return Response(result, media_type="application/octet-stream", headers=headers)
-    return Response(to_json(result), media_type="application/json", headers=headers)
+        response = Response(result, media_type="application/octet-stream")
+    else:
+        response = Response(to_json(result), media_type="application/json")
+    # Starlette's own way with `headers` looks for names that cannot be among ours.
+    response.raw_headers += [(k.encode(), v.encode("latin-1")) for k, v in answer.headers().items()]
+    return response

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable
 from typing import Any
 
 from ray_slo.core.text import clipped
@@ -116,27 +116,41 @@ class Hooks:
             return value
         return await self.in_time(asked, self.postprocess[model](value))
 
-    async def in_time(
-        self, asked: Asked, hook: Coroutine[Any, Any, Any], grace_s: float = GRACE_S
-    ) -> Any:
+    async def in_time(self, asked: Asked, hook: Awaitable[Any], grace_s: float = GRACE_S) -> Any:
         """Return the result of a hook.
 
         Raises:
             Expired: it has not ended `grace_s` seconds after the deadline.
             Exception: the error that it raised.
         """
-        task = asyncio.get_running_loop().create_task(hook)
+        left_s = asked.deadline + grace_s - time.monotonic()
+        running: asyncio.Future[Any] = asyncio.ensure_future(hook)
+        if not isinstance(running, asyncio.Task):  # a thread's call: its future can just end
+            timer = asyncio.get_running_loop().call_later(left_s, _expire, running, asked, grace_s)
+            try:
+                return await running
+            finally:
+                timer.cancel()
         try:
-            await asyncio.wait([task], timeout=asked.deadline + grace_s - time.monotonic())
-            if task.done():
-                return task.result()
+            await asyncio.wait([running], timeout=left_s)
+            if running.done():
+                return running.result()
         finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.wait([task], timeout=_LEAVING_S)
-        raise Expired(
-            f"no answer {grace_s:g} s after the deadline; the request was in the application's own "
-            "code at the frontend (preprocess, size, postprocess or join)",
-            model=asked.model,
-            latency_slo_ms=asked.slo_s * 1e3,
-        )
+            if not running.done():
+                running.cancel()
+                await asyncio.wait([running], timeout=_LEAVING_S)
+        raise _expired(asked, grace_s)
+
+
+def _expire(running: asyncio.Future[Any], asked: Asked, grace_s: float) -> None:
+    if not running.done():
+        running.set_exception(_expired(asked, grace_s))
+
+
+def _expired(asked: Asked, grace_s: float) -> Expired:
+    return Expired(
+        f"no answer {grace_s:g} s after the deadline; the request was in the application's own "
+        "code at the frontend (preprocess, size, postprocess or join)",
+        model=asked.model,
+        latency_slo_ms=asked.slo_s * 1e3,
+    )

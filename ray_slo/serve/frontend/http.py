@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 import orjson
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from ray_slo.serve.deadlines import WHOLE_HEADER
 from ray_slo.serve.errors import BodyTooLarge, RefusedEarly, SlowBody
@@ -61,12 +61,17 @@ async def body_of(
     readers = readers or Readers(1)
     reading = readers.begin(limit_s)
     try:
-        async for chunk in request.stream():
-            chunks.append(chunk)
-            came += len(chunk)
+        more = True
+        while more:
+            message = await request.receive()  # Starlette's own generator costs more
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            chunks.append(message.get("body", b""))
+            came += len(chunks[-1])
             if came > max_bytes:
                 raise too_large("body", f"more than {max_bytes}", max_bytes, option=option)
-        return b"".join(chunks)
+            more = message.get("more_body", False)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
     except asyncio.CancelledError:
         if not reading.why:  # the request itself is cancelled
             raise

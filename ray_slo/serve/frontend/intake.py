@@ -7,7 +7,7 @@ import contextlib
 import math
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -33,7 +33,7 @@ from ray_slo.serve.frontend.hooks import Hooks
 from ray_slo.serve.frontend.ledger import Asked
 from ray_slo.serve.frontend.surroundings import Surroundings
 from ray_slo.serve.messages import Capacity
-from ray_slo.serve.proxy.gate import SLACK, Door, Known
+from ray_slo.serve.proxy.gate import SLACK, Door, Known, Ticket
 from ray_slo.serve.suspects import ATTEMPT
 
 _DIGITS = 7  # a number of requests has fewer digits than this
@@ -271,28 +271,27 @@ class Intake:
 
     # -- admission -------------------------------------------------------------------------
 
-    @contextlib.asynccontextmanager
-    async def admitted(self, asked: Asked) -> AsyncIterator[None]:
-        """Wait until a request is admitted. It leaves the door at the end of the context.
+    def admitted(self, asked: Asked) -> _Admission:
+        """Return the context of an admitted request. Entering it waits until the request is
+        admitted, and raises `RefusedEarly` if it would be late. The request leaves the door at the
+        end."""
+        return _Admission(self, asked)
 
-        Raises:
-            RefusedEarly: it would be late.
-        """
+    async def _enter(self, asked: Asked) -> Ticket:
         capacity = self._capacity(self._entries[asked.model])
         rate = None if capacity is None else capacity.rate / self._spec.num_frontends
         try:
-            ticket = await self._door.enter(asked.deadline, Known(rate))
+            return await self._door.enter(asked.deadline, Known(rate))
         except RefusedEarly as error:
             self._refuse(asked, error.reason)
             error.model, error.latency_slo_ms = asked.model, asked.slo_s * 1e3
             raise
-        try:
-            yield
-        finally:
-            # Not the request's own SLO: a client must not lower the limit of others.
-            slo_s = self._trees[asked.model].slos_s[asked.slo_class]
-            self._congestion[asked.stream].answered(time.monotonic(), self._door.turn_s, slo_s)
-            self._door.leave(ticket)
+
+    def _leave(self, asked: Asked, ticket: Ticket) -> None:
+        # Not the request's own SLO: a client must not lower the limit of others.
+        slo_s = self._trees[asked.model].slos_s[asked.slo_class]
+        self._congestion[asked.stream].answered(time.monotonic(), self._door.turn_s, slo_s)
+        self._door.leave(ticket)
 
     def heed_proxy(self, headers: Mapping[str, str], asked: Asked) -> None:
         """Use the headers that the door in Serve's proxy wrote into a request."""
@@ -324,6 +323,21 @@ class Intake:
         """Note that a door refused requests. They count as demand."""
         self._unanswered(asked.stream, "refused", reason, count)
         self._refused(asked.stream, count)
+
+
+class _Admission:
+    """The time of a request behind the door. Generators of `contextlib` would cost more."""
+
+    __slots__ = ("_asked", "_intake", "_ticket")
+
+    def __init__(self, intake: Intake, asked: Asked) -> None:
+        self._intake, self._asked = intake, asked
+
+    async def __aenter__(self) -> None:
+        self._ticket = await self._intake._enter(self._asked)
+
+    async def __aexit__(self, *raised: object) -> None:
+        self._intake._leave(self._asked, self._ticket)
 
 
 def _slos(said: ModelConfig | PipelineConfig) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Protocol
 from ray import serve
 
 from ray_slo.serve.frontend.startup import Deployment, in_a_line
-from ray_slo.serve.memory import give_back
+from ray_slo.serve.memory import give_back, settle
 from ray_slo.serve.proxy.door import has_door_before
 from ray_slo.serve.ray_private.context import install
 from ray_slo.serve.ray_private.replica_port import listen_on_node_only
@@ -73,6 +73,7 @@ class Surroundings:
         listen_on_node_only()
         install()  # it refuses WebSockets
         give_back()
+        settle()
         context = serve.get_replica_context()
         names = context.app_name, context.deployment, context.replica_tag
         return Surroundings(*names, FrontendMetrics(), has_door_before=has_door_before())

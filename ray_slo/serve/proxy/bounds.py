@@ -14,6 +14,7 @@ of HTTP requests (`ray_private`).
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 from ray import serve
@@ -33,6 +34,7 @@ from ray_slo.serve.proxy.http import FailoverMiddleware
 
 _MAX_HEADERS_BYTES = 65_536  # largest size of all headers together
 _MAX_VALUE = 256  # characters of a header that Serve or ray-slo reads
+_PRINTABLE = re.compile(rb"[ -~]*").fullmatch
 _READ = {
     name.lower().replace("-", "_").encode()
     for name in (
@@ -119,7 +121,7 @@ def _bad_headers(headers: Any) -> Response | None:
         wrong = ""
         if len(value) > _MAX_VALUE:
             wrong = f"has {len(value)} characters; at most {_MAX_VALUE} are read"
-        elif not all(32 <= byte < 127 for byte in value):
+        elif _PRINTABLE(value) is None:
             wrong = "must be printable ASCII"
         elif key in seen:
             wrong = "is there more than once; send one"

@@ -106,11 +106,11 @@ def _is_for(replica: Any, scope: Any) -> bool:
 
 
 def _metadata(replica: Any, scope: Any, headers: dict[bytes, bytes]) -> Any:
-    client = scope.get("client")
+    client, own_id = scope.get("client"), generate_request_id()
     model_id = next((headers[name] for name in _MODEL_IDS if name in headers), b"")
     return RequestMetadata(
-        request_id=headers.get(b"x-request-id", b"").decode() or generate_request_id(),
-        internal_request_id=generate_request_id(),
+        request_id=headers.get(b"x-request-id", b"").decode() or own_id,
+        internal_request_id=own_id,
         route=replica._route_prefix,
         app_name=replica._deployment_id.app_name,
         multiplexed_model_id=model_id.decode(),
