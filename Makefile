@@ -54,16 +54,21 @@ run: $(STAMP)  ## serve a config on this machine alone: make run CONFIG=configs/
 	$(if $(filter 1,$(FAST)),eval "$$($(BIN)/ray-slo-haproxy --env)";) $(BIN)/serve run $(CONFIG)
 
 # Live tests mostly wait for processes, the others compute: side by side they take half as long. The
-# live ones come first, with Ray's workers (tests/live/conftest.py): they have deadlines to meet. A
-# test that fails runs once more, because a busy machine can upset one; the summary has it (RERUN),
-# and more than five of them fail.
+# live ones come first, with Ray's workers (tests/live/conftest.py): they have deadlines to meet. The
+# others are two processes, which together take what the live ones leave of two cores. A test that
+# fails runs once more, because a busy machine can upset one; the summary has it (RERUN), and more
+# than five of them fail.
 PYTEST_ARGS := --durations=15 --reruns=1 --max-suite-reruns=5 --rerun-show-tracebacks
+LARGE := tests/benchmarks tests/cli tests/demo
 test: $(STAMP) check  ## set up, lint, type-check, run every test; RAY=2.56: with another Ray
 	@mkdir -p out
-	@nice -n 19 $(BIN)/python -m pytest $(PYTEST_ARGS) --ignore=tests/live > out/test.log 2>&1 & others=$$!; \
-	trap 'kill $$others' INT TERM; \
+	@nice -n 19 $(BIN)/python -m pytest $(PYTEST_ARGS) $(LARGE) > out/test-1.log 2>&1 & first=$$!; \
+	nice -n 19 $(BIN)/python -m pytest $(PYTEST_ARGS) --ignore=tests/live $(LARGE:%=--ignore=%) \
+		> out/test-2.log 2>&1 & second=$$!; \
+	trap 'kill $$first $$second' INT TERM; \
 	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/live; live=$$?; \
-	wait $$others; rest=$$?; cat out/test.log; exit $$((live | rest))
+	wait $$first; one=$$?; wait $$second; two=$$?; \
+	cat out/test-1.log out/test-2.log; exit $$((live | one | two))
 
 test-fast: $(STAMP)  ## the tests that need no Ray cluster
 	$(BIN)/python -m pytest -m "not live and not slow"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from ray_slo.policies import POLICIES, make_policy
 from ray_slo.policies.registry import COMPOSE
 from tests.policies.harness import Host
 
+SEQUENCES = int(os.environ.get("RAY_SLO_SEQUENCES", "0"))
 TREE = {"a": None, "b": "a", "c": "b"}
 
 

@@ -81,8 +81,7 @@ def test_one_model_has_no_floor():
         floor.ended([r])
 
 
-@pytest.mark.parametrize("fairness", [0.7, 0.9])
-def test_it_is_reached_in_overload(fairness):
+def test_it_is_reached_in_overload():
     """Without it, the heavy model has less than half of the mean."""
     models = {
         "light": LatencyProfile.linear(0.001, 0.004),
@@ -92,10 +91,10 @@ def test_it_is_reached_in_overload(fairness):
         [Model(name, 0.1, (Variant(name, {"default": p}),)) for name, p in models.items()], 2
     )
     found = {}
-    for floor in (0.0, fairness):
+    for floor in (0.0, 0.7, 0.9):
         policy = make_policy("auto", {"fairness": floor})
-        report = simulate(policy, cluster, Workload.poisson(1100.0), duration_s=20.0, warmup_s=5.0)
+        report = simulate(policy, cluster, Workload.poisson(1100.0), duration_s=14.0, warmup_s=5.0)
         shares = [1 - report.bad_rate(name) for name in models]
         found[floor] = min(shares) / (sum(shares) / 2)
-    assert found[0.0] < 0.5
-    assert found[fairness] == pytest.approx(fairness, abs=0.05)
+    assert found.pop(0.0) < 0.5
+    assert found == {floor: pytest.approx(floor, abs=0.05) for floor in found}

@@ -15,6 +15,8 @@ from tests.policies.harness import Host
 from tests.policies.offline import offline_optimum
 
 Profiles = dict[str, LatencyProfile]
+SEEDS = [seed for seed in range(40) if seed not in (15, 18, 28)]
+"""Of instances. The optimum of the others takes seconds each."""
 
 
 def instance(seed: int) -> tuple[list[Request], Profiles, int]:
@@ -48,7 +50,7 @@ def largest_affinity(profiles: Profiles) -> float:
 
 def test_never_worse_than_the_proven_ratio():
     ratios, preempted = [], 0
-    for seed in range(40):
+    for seed in SEEDS:
         requests, profiles, workers = instance(seed)
         best = offline_optimum(requests, profiles, workers)
         good = served(requests, profiles, workers, Flex())

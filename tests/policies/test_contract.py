@@ -1,4 +1,7 @@
-"""Every registered policy against random event sequences: the contract of core/policy.py."""
+"""Every registered policy against random event sequences: the contract of core/policy.py.
+
+`RAY_SLO_SEQUENCES=1000 pytest --timeout=0 tests/policies/test_contract.py` runs 1000 of each.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from ray_slo.policies.batching import BatchingPolicy
 from ray_slo.policies.timeout import Eager
 from tests.policies.contract import (
     CASES,
+    SEQUENCES,
     VARIANTS,
     Script,
     budget,
@@ -45,7 +49,7 @@ def idle_though_useful(host: Host) -> list[tuple[str, Request]]:
 
 
 @pytest.mark.parametrize(("name", "kwargs"), CASES, ids=id_of)
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=SEQUENCES or 20, deadline=None, derandomize=True)
 @given(
     kinds=st.lists(worker_kind, max_size=3),
     control_s=st.sampled_from([0.0, 0.004, 0.015]),
@@ -89,7 +93,7 @@ def test_every_registered_policy_is_covered() -> None:
 
 
 @pytest.mark.parametrize(("name", "kwargs"), CASES, ids=id_of)
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=SEQUENCES or 40, deadline=None, derandomize=True)
 @given(
     kinds=st.lists(worker_kind, min_size=1, max_size=3),
     control_s=st.sampled_from([0.0, 0.004]),

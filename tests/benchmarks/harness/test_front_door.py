@@ -11,9 +11,12 @@ from multiprocessing import get_context
 
 import pytest
 
+from benchmarks import __main__ as program
 from benchmarks.__main__ import SKIPPED, in_words, main
+from benchmarks.harness import plots
 from benchmarks.harness.registry import PROGRAMS
 from benchmarks.own import composition
+from ray_slo.simulation import simulate_application
 
 
 def test_lists_every_program(capsys):
@@ -41,16 +44,33 @@ def test_help_has_the_programs_own_options(name, option, capsys):
     assert option in shown and "--save" in shown
 
 
-# Constants of programs whose quick runs are longer than a look at their code needs.
+SHARE = 0.15
+"""Of the simulated time of `--quick`."""
+
+
+def briefly(problem, workloads, *, duration_s=None, **kwargs):
+    """`simulate_application` for a fifth of the time."""
+    if duration_s is not None:
+        duration_s *= 0.2
+    return simulate_application(problem, workloads, duration_s=duration_s, **kwargs)
+
+
+# Names in programs whose quick runs are longer than a look at their code needs.
 SHORTER = {
+    "costs.scheduler_throughput": {"SIZES": ((1, 8), (10, 20)), "WARMUP_S": 0.05},
     "loki.fig5": {"STEP_S": 1.5},
     "loki.fig6": {"QUICK_STEP_S": 1.0},
     "loki.fig7": {"STEP_S": 1.5},
     "loki.fig8": {"STEP_S": 1.5},
-    "own.autoscale_day": {"STEP_S": 15.0, "PEAK_WORKERS": 5, "MOST": 8},
-    "own.composition": {"QUICK": composition.QUICK[2:]},
-    "own.policy_grid": {"REQUESTS": 2400},
+    "own.autoscale_day": {
+        **{"STEP_S": 6.0, "INTERVAL_S": 3.0, "PEAK_WORKERS": 4, "MOST": 6},
+        "simulate_application": briefly,
+    },
+    "own.composition": {"QUICK": composition.QUICK[2:], "simulate_application": briefly},
+    "own.mutants": {"ROOMS": {"ray_slo/core": "tests/core/test_cluster.py"}},
+    "own.policy_grid": {"REQUESTS": 800},
     "own.shared_variants": {"SHAPES": {"Poisson": 1.0}},
+    "own.split": {"simulate_application": briefly},
     "shepherd.fig9": {"RATE": 1000},
     "shepherd.fig10": {"PER_WORKER": 100.0, "PER_SCHEDULER": 15_000.0},
     "symphony.fig9": {"GPUS": 24},
@@ -61,7 +81,8 @@ SHORTER = {
 
 def shorten():
     """In this process, searches for a goodput end as soon as they have it between two rates, and
-    runs are shorter than even `--quick` has them: what is printed is not looked at here.
+    runs are shorter than even `--quick` has them: what is printed is not looked at here. Bars are
+    plotted of two metrics, and no plot is laid out.
 
     To be called before a program is imported.
     """
@@ -72,15 +93,24 @@ def shorten():
         if duration_s is None and warmup_s:
             duration_s = workload.length_s
         if duration_s is not None:
-            duration_s *= 0.3
-        kwargs |= {"duration_s": duration_s, "warmup_s": 0.3 * warmup_s}
+            duration_s *= SHARE
+        kwargs |= {"duration_s": duration_s, "warmup_s": SHARE * warmup_s}
         return simulator.simulate(policy, cluster, workload, **kwargs)
 
     def goodput_search(*args, growth=2.0, tolerance=0.01, **kwargs):
         return search.goodput_search(*args, growth=max(1.3, growth), tolerance=0.99, **kwargs)
 
+    def two_bars(rows, directory):
+        metrics = list(dict.fromkeys(row.metric for row in rows))[:2]
+        return plots.plot_bars([row for row in rows if row.metric in metrics], directory)
+
+    def saved(figure, directory, title, save=plots.saved):
+        figure.set_layout_engine("none")
+        return save(figure, directory, title)
+
     search.simulate = simulation.simulate = simulate
     simulation.goodput_search = goodput_search
+    program.plot_bars, plots.saved = two_bars, saved
     for name, constants in SHORTER.items():
         module = importlib.import_module(f"benchmarks.{name}")
         for constant, value in constants.items():
