@@ -56,11 +56,12 @@ def _asked(runs: Mapping[str, dict[str, Any] | None]) -> str:
     """Return the table of figures that were asked for, beside what was measured."""
     lines = []
     for name, program in PROGRAMS.items():
-        if (run := runs[name]) is None:
-            continue
+        run = runs[name]
+        length = "none" if run is None else "quick" if run["quick"] else "full"
         for ask in program.asked:
-            unit, measured, met = "", "not in the saved run", "–"
-            if found := ask.rows(run["rows"]):
+            unit, met = "", "–"
+            measured = "no saved run" if run is None else "not in the saved run"
+            if run is not None and (found := ask.rows(run["rows"])):
                 worst, what = found[0], "least" if ask.sign == "≥" else "most"
                 of = "" if len(found) == 1 else f", the {what} of {len(found)}"
                 unit, measured = worst["unit"], f"{number(worst['ours'])}{of}"
@@ -72,7 +73,7 @@ def _asked(runs: Mapping[str, dict[str, Any] | None]) -> str:
                     f"{ask.sign} {number(ask.value)} {unit}".strip(),
                     measured,
                     met,
-                    "quick" if run["quick"] else "full",
+                    length,
                     ask.note,
                 ]
             )

@@ -22,6 +22,22 @@ from benchmarks.kairos import systems
 from ray_slo.planning.kairos import Configuration
 
 SOURCE = "Kairos Figure 1"
+ASKED = [
+    (
+        "RM2 · (3, 1, 3,*",
+        "over homogeneous, first come, first served",
+        "≥",
+        1.15,
+        "RM2's latencies were fitted to this figure, so this is no evidence",
+    ),
+    (
+        "RM2 · ([12],*",
+        "over homogeneous, first come, first served",
+        "≤",
+        1,
+        "RM2's latencies were fitted to this figure, so this is no evidence",
+    ),
+]
 POOLS: tuple[tuple[Configuration, float | None], ...] = (
     ({"g4dn.xlarge": 4}, None),
     ({"g4dn.xlarge": 3, "c5n.2xlarge": 1, "r5n.large": 3}, 1.15),

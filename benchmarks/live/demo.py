@@ -37,7 +37,13 @@ from benchmarks.live.cluster import importable
 SOURCE = "ray-slo"
 ASKED = [
     ("* · whole run, @ray_slo.*", "in time / tuned", "≥", 1.3),
-    ("* · calm, @ray_slo.*", "in time / tuned", "≥", 0.98),
+    (
+        "* · calm, @ray_slo.*",
+        "in time / tuned",
+        "≥",
+        0.98,
+        "only in the first calm part of run 2; the reason is not known",
+    ),
 ]
 
 ALONE, BESIDE = "alone", "beside other work"

@@ -47,7 +47,13 @@ from ray_slo.serve.frontend.frontend import Frontend
 SOURCE = "SHEPHERD §7.2, Figure 11"
 ASKED = [
     ("asleep, the first burst · flex, no preemption", "flex is better by", "≥", 3),
-    ("asleep, many bursts · flex, no preemption", "flex is better by", "≥", 3),
+    (
+        "asleep, many bursts · flex, no preemption",
+        "flex is better by",
+        "≥",
+        3,
+        "without preemption, a batch of 128 of each burst is in time too; simulated it is 2.6",
+    ),
 ]
 SCALE = 10.0
 SLO_MS = 90.0

@@ -26,7 +26,9 @@ from ray_slo.planning import auto
 from ray_slo.simulation import Gamma, Poisson, Workload, simulate_application
 
 SOURCE = "ray-slo"
-ASKED = [("expected", "close", "≥", 90)]
+ASKED = [
+    ("expected", "close", "≥", 90, "not known: 38 of 48 problems are close, the worst is far off")
+]
 PROBLEMS, QUICK = 48, 4
 LARGEST = 32
 SHAPE = 0.3

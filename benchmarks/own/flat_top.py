@@ -26,7 +26,15 @@ from ray_slo.policies import make_policy
 from ray_slo.simulation import Workload, goodput_search, simulate
 
 SOURCE = "Symphony §3.3, ray-slo"
-ASKED = [("* · by load", "least of all seeds", "≥", 0.99)]
+ASKED = [
+    (
+        "* · by load",
+        "least of all seeds",
+        "≥",
+        0.99,
+        "only 24 ResNet50 on 24 GPUs fall short, at the edge; the reason is not known",
+    )
+]
 TARGETS = (1, 2, 4, 6, 8, 12, 16)
 OVERLOADS = (1.5, 3.0)
 

@@ -30,6 +30,7 @@ ASKED = [
         "without overheads, Shepherd needs no more GPUs than the bound either",
     ),
     ("ResNet50* · Nexus, 1 frontend", "GPUs", "≥", 8),
+    ("* · Clockwork", "more than deferred", "≥", 100),
     (
         "37 models* · Shepherd",
         "more than deferred",

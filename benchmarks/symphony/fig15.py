@@ -42,6 +42,16 @@ from ray_slo.simulation import Workload, simulate
 from ray_slo.simulation.workloads import changing_rates
 
 SOURCE = "Symphony §3.5, §5.7, Figure 15"
+ASKED = [
+    ("*, advice fixed · deferred*", "bad in the calm", "≤", 1, "the paper prints no figure"),
+    (
+        "*, advice followed · deferred, consolidate",
+        "bad",
+        "≤",
+        1,
+        "a rise is noticed only by its bad requests, and up to 1 % of these lead to no advice",
+    ),
+]
 GPUS, QUICK_GPUS, MODELS, CALM = 512, 48, 24, 0.6
 PERIOD_S, ADVICE_S = 2.0, 0.5
 TOLERANCE_S = 1e-6

@@ -53,6 +53,17 @@ def test_whatever_is_asked_is_asked_of_a_row():
         assert not missing or is_part, f"{name}: no row for {missing}"
 
 
+def test_what_is_not_met_has_a_reason():
+    unexplained = [
+        (name, ask.case, ask.metric)
+        for name, program in PROGRAMS.items()
+        if (run := results.load(name)) is not None
+        for ask in program.asked
+        if (found := ask.rows(run["rows"])) and not ask.met(found[0]["ours"]) and not ask.note
+    ]
+    assert not unexplained
+
+
 def test_the_worst_of_the_rows_counts():
     rows = [row("x · a", ours=1.0), row("x · b", ours=3.0), row("y", ours=9.0), row("x · c")]
     rows[-1]["ours"] = None
@@ -82,7 +93,9 @@ def test_a_page_of_one_run(tmp_path):
     assert "`python -m benchmarks symphony-fig5 --quick` · quick · seed 0" in text
     assert "|  | m (ms) |\n| --- | ---: |\n| a | 5<br>paper 4 |\n| b\\|c | – |\n" in text
     assert "m in the paper: Nexus 3." in text
-    assert text.count("no saved run") == len(PROGRAMS) - 1
+    assert text.count("`: no saved run.") == len(PROGRAMS) - 1
+    others = [p for name, p in PROGRAMS.items() if name != "symphony-fig5"]
+    assert text.count(" | no saved run | – | none | ") == sum(len(p.asked) for p in others) > 0
 
 
 def test_a_run_with_options_names_them(tmp_path):
