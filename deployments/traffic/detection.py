@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ray_slo.models.lanes import lane_of
 from ray_slo.models.loading import checked_by, one_of, pick_device
 from ray_slo.models.vision import build, torchvision_models, weights_of
 
@@ -66,13 +67,12 @@ class Detector:
             return []
         import torch
 
-        # A copy, because Ray's arrays are read-only, and torch warns of that.
-        inputs = [
-            self.transform(torch.tensor(picture, device=self.device).permute(2, 0, 1))
-            for picture in pictures
-        ]
-        with torch.inference_mode():
-            outputs = self.network(inputs)
+        lane = lane_of(self.device)
+        with torch.inference_mode(), lane.computing():
+            # All copies are queued before the first transform.
+            there = [lane.put(picture) for picture in pictures]
+            outputs = self.network([self.transform(one.permute(2, 0, 1)) for one in there])
+        lane.finish()
         if self.made_up:
             return [made_up(*picture.shape[:2]) for picture in pictures]
         return [

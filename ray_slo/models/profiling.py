@@ -330,6 +330,8 @@ def _measure(
 def _about(network: Any, meter: Meter) -> dict[str, Any]:
     """Return further facts for the profile. The meter knows the variant by the name "it"."""
     found: dict[str, Any] = {"memory_of": meter.device}
+    if meter.device == "gpu" and (torch := sys.modules.get("torch")):
+        found["gpu"] = torch.cuda.get_device_name()
     if (footprint := meter.variants.get("it")) is not None:
         found["memory_mb"] = round(footprint.load_mb, 1)
     if runs := getattr(network, "runs", ""):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from deployments.imagenet import pictures
 from deployments.traffic import Detect, Faces, Vehicles, app, boxes, detection, detectors
 from ray_slo.load.workload import load_payloads
 from ray_slo.models import vision
+from ray_slo.models.lanes import CpuLane
 from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.frontend.tree import TreeRunner, Visit
 
@@ -282,6 +284,45 @@ def test_random_weights_see_the_made_up_scene_at_the_networks_cost(ssdlite, monk
     assert [t["label"] for t in first.result] == ["car", "bus", "person", "bench"]
     assert {task: len(items) for task, items in second.items.items()} == {"vehicles": 2, "faces": 1}
     assert Detect()(ssdlite, []) == []
+
+
+def test_all_copies_are_queued_before_the_work_which_is_waited_for(monkeypatch):
+    torch = pytest.importorskip("torch")
+    log = []
+
+    class Noting(CpuLane):
+        @contextlib.contextmanager
+        def computing(self):
+            log.append("in")
+            yield
+            log.append("out")
+
+        def put(self, data):
+            log.append("put")
+            return super().put(data)
+
+        def finish(self):
+            log.append("finish")
+
+    def network(inputs):
+        log.append("run")
+        boxes = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+        sure = {"labels": torch.tensor([1]), "scores": torch.tensor([0.9]), "boxes": boxes}
+        return [sure for _ in inputs]
+
+    def transform(picture):
+        log.append(tuple(picture.shape))
+        return picture
+
+    monkeypatch.setattr(detection, "lane_of", lambda device: Noting())
+    detector = detection.Detector("d", network, transform, ["no", "car"], torch.device("cpu"))
+    for made_up, label in ((False, "car"), (True, "car")):
+        log.clear()
+        object.__setattr__(detector, "made_up", made_up)
+        seen = detector([coordinates(), coordinates(160, 120)])
+        assert [things[0]["label"] for things in seen] == [label, label]
+        shapes = [(3, 100, 200), (3, 160, 120)]
+        assert log == ["in", "put", "put", *shapes, "run", "out", "finish"]
 
 
 def test_weights_of_a_file_are_looked_through(ssdlite, tmp_path):
