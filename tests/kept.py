@@ -39,8 +39,8 @@ def kept(file, name, value):
 
 
 def condensed(value):
-    """The numbers and words of a nested value in three figures: how many there are, and two weighted
-    sums, of the finite numbers and of all else. If one of them changes, so does a sum."""
+    """The numbers and words of a nested value in three figures: how many there are, and weighted
+    sums of the finite numbers and of all else. If one of them changes, so does a sum."""
     found = list(_flat(value))
     finite = rest = 0.0
     for i, one in enumerate(found):

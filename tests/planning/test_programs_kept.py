@@ -133,7 +133,11 @@ PROBLEMS = {
 LIMITS = {
     "no limits": Limits(),
     "limits": Limits(
-        rooms={("", "gpu"): Room(0.9, 0.25), ("", "cpu"): Room(0.75, 0.5), ("d-l", "gpu"): Room(0.8)},
+        rooms={
+            ("", "gpu"): Room(0.9, 0.25),
+            ("", "cpu"): Room(0.75, 0.5),
+            ("d-l", "gpu"): Room(0.8),
+        },
         workers={"gpu": 2},
         memory={"gpu": 0.85},
         longest_s={"cpu": 0.05},
@@ -167,7 +171,9 @@ def test_the_graph_of_auto(name, limits):
     found = {
         "configs": [[list(c.__dict__.values())[:6], str(c.size)] for c in g.configs],
         "paths": {
-            tree.name: [[list(p.__dict__.values()), g.accuracy(tree, p)] for p in g.paths[tree.name]]
+            tree.name: [
+                [list(p.__dict__.values()), g.accuracy(tree, p)] for p in g.paths[tree.name]
+            ]
             for tree in program.problem.trees
         },
         "nodes": {

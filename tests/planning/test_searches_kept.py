@@ -73,9 +73,7 @@ def parts(seed, exact=True):
     def drawn(most):
         return float(rng.randint(0, most)) if exact else rng.uniform(0, most)
 
-    models = tuple(
-        partition.Model(f"m{i}", drawn(12), drawn(16), drawn(6)) for i in range(count)
-    )
+    models = tuple(partition.Model(f"m{i}", drawn(12), drawn(16), drawn(6)) for i in range(count))
     rates, memory = sum(m.rate for m in models), sum(m.static_mb for m in models)
     current = tuple(rng.randint(-1, sub_clusters - 1) for _ in range(count))
     return partition.Problem(
@@ -99,9 +97,7 @@ def test_the_first_assignments_of_partition(seed):
     }
     rng = random.Random(seed)
     groups = [search.start(), search.start(partly=True)]
-    groups += [
-        np.array([rng.randint(-1, search.parts - 1) for _ in search.rate]) for _ in range(4)
-    ]
+    groups += [np.array([rng.randint(-1, search.parts - 1) for _ in search.rate]) for _ in range(4)]
     for i, group in enumerate(groups):
         totals = search.totals(group)
         found[f"group {i}"] = [group, totals, search.excess(*totals), search.spreads(group)]
