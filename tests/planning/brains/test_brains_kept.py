@@ -358,7 +358,7 @@ def test_loki(seed):
             10.0,
             make_before_break=seed % 3 > 0,
             profiles={"c-middle": lines["c-middle"]},
-        )  # fmt: skip
+        )
     )
 
     def plan():
@@ -431,7 +431,7 @@ def test_kairos(kwargs, simulated):
             {"budget_per_hour": 2.3} | kwargs,
             rate=9.0,
             sustained=sustained if simulated else None,
-        )  # fmt: skip
+        )
     )
     for i in range(16):
         now += 2.0
