@@ -246,7 +246,7 @@ class Bench:
             RuntimeError: the tests do not run, or not one of them passes.
         """
         file = keep or self.folder / "watched.json"
-        if not file.exists():
+        if keep is None or not keep.exists():
             command = "-m", "benchmarks.own.mutation_watch", room, tests, str(file.absolute())
             done = self._python(limit_s, *command)
             said = RoomTests({}, {})
