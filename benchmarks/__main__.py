@@ -100,7 +100,13 @@ def main(args: Sequence[str] | None = None) -> None:
         "source": program.source,
         "quick": options.quick,
         "seed": options.seed,
-        "options": in_words({k: v for k, v in own.items() if v != parser.get_default(k)}),
+        "options": in_words(
+            {
+                name: value
+                for name, value in own.items()
+                if value != parser.get_default(name) and name not in getattr(module, "UNSAVED", ())
+            }
+        ),
         "rows": [row.to_json() for row in rows],
     }
     if options.save:

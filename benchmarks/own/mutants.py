@@ -2,7 +2,7 @@
 
 A mutant is one small change of the code (`own/mutation.py`). Mutants are drawn from all places of
 the Ray-free rooms with the same chance. A mutant is *caught* if a test of its room fails or does
-not end. Only tests that run its line are tried, the fastest first, for at most a minute of tests.
+not end. Only tests that run its line are tried, the fastest first, for a minute of CPU time.
 Tests that are marked slow are left out. So a survivor may still be caught by a slow test, or by a
 test of another room. Survivors that change nothing, or nothing that matters, have their reason in
 `MAY_LIVE`. They count as not caught.
@@ -68,6 +68,7 @@ MAY_LIVE: dict[str, str] = {
 }
 """Survivors that may live: by a mutant's text, the reason."""
 QUICK = ("ray_slo/core", 5)
+UNSAVED = ("log",)  # options that do not change the result
 
 
 def files(room: str) -> list[str]:
@@ -124,7 +125,7 @@ def _room(trials: Trials, room: str, of: list[Mutant]) -> dict[Mutant, bool]:
     if todo:
         with Bench() as bench:
             _say(f"{room}: {len(todo)} mutants; running the tests of {ROOMS[room]} once")
-            tests = bench.watched(room, ROOMS[room])
+            tests = bench.watched(room, ROOMS[room], trials.watched(room))
             _say(f"{room}: {len(tests.took_s)} tests took {sum(tests.took_s.values()):.0f} s")
             for test in tests.failed:
                 _say(f"{room}: left out, as it fails in the copy: {test}")

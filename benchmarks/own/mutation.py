@@ -35,7 +35,8 @@ FOLDERS = (
     "examples",
     "deploy",
 )
-TRIED_S = 60.0  # tests of a mutant take at most this long together, on the unchanged code
+TRIED_S = 60.0  # CPU time that tests of a mutant take together at most, on the unchanged code
+IDLE_S = 60.0  # tests that use no CPU time for this long do not end
 MEMORY_BYTES = 8 * 2**30  # a mutant may allocate without an end
 COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
@@ -57,6 +58,7 @@ COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
     ast.FloorDiv: ast.Mult,
 }
 NAMED = {"min": "max", "max": "min", "any": "all", "all": "any", "floor": "ceil", "ceil": "floor"}
+_PYTEST = ("-p", "no:cacheprovider", "--timeout", "0")  # `Bench` has limits of CPU time
 
 
 class Mutant(NamedTuple):
@@ -174,7 +176,7 @@ class RoomTests:
     """What the tests of a room run.
 
     Attributes:
-        took_s: seconds by test.
+        took_s: seconds of CPU time by test.
         lines: by file: by line: tests that run it. A line that is run at import has none.
         failed: tests that fail on the unchanged code, in the copy; `lines` does not have them.
     """
@@ -182,6 +184,16 @@ class RoomTests:
     took_s: dict[str, float]
     lines: dict[str, dict[int, list[str]]]
     failed: list[str] = field(default_factory=list)
+
+    @classmethod
+    def load(cls, path: Path) -> RoomTests:
+        """Read what `mutation_watch` wrote."""
+        said = json.loads(path.read_text(encoding="utf-8"))
+        lines = {
+            name: {int(line): tests for line, tests in of.items()}
+            for name, of in said["lines"].items()
+        }
+        return cls(said["took_s"], lines, said["failed"])
 
     def of(self, mutant: Mutant) -> list[str]:
         """Return tests that run a mutant's line, the fastest first, for at most `TRIED_S`.
@@ -222,25 +234,29 @@ class Bench:
     def __exit__(self, *_: object) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def watched(self, room: str, tests: str, timeout_s: float = 3600.0) -> RoomTests:
+    def watched(
+        self, room: str, tests: str, keep: Path | None = None, limit_s: float = 3600.0
+    ) -> RoomTests:
         """Run a room's tests once, and return what each of them runs.
+
+        Args:
+            keep: file of the result. If it exists, the tests do not run again.
 
         Raises:
             RuntimeError: the tests do not run, or not one of them passes.
         """
-        file = self.folder / "watched.json"
-        done = self._python(
-            timeout_s, "-m", "benchmarks.own.mutation_watch", room, tests, str(file)
-        )
-        said = {} if done is None or done.returncode else json.loads(file.read_text())
-        if len(said.get("failed", ())) >= len(said.get("took_s", ())):
-            why = "they ran out of time" if done is None else done.stdout.decode()[-3000:]
-            raise RuntimeError(f"the tests of {tests} fail on the unchanged code: {why}")
-        lines = {
-            name: {int(line): tests for line, tests in of.items()}
-            for name, of in said["lines"].items()
-        }
-        return RoomTests(said["took_s"], lines, said["failed"])
+        file = keep or self.folder / "watched.json"
+        if keep is None or not keep.exists():
+            command = "-m", "benchmarks.own.mutation_watch", room, tests, str(file.absolute())
+            done = self._python(limit_s, *command)
+            said = RoomTests({}, {})
+            if done is not None and not done.returncode:
+                said = RoomTests.load(file)
+            if len(said.failed) >= len(said.took_s):
+                file.unlink(missing_ok=True)
+                why = "they ran out of time" if done is None else done.stdout.decode()[-3000:]
+                raise RuntimeError(f"the tests of {tests} fail on the unchanged code: {why}")
+        return RoomTests.load(file)
 
     def caught(self, mutant: Mutant, tests: RoomTests) -> bool:
         """Return whether a test notices a mutant: it fails, or does not end."""
@@ -253,15 +269,16 @@ class Bench:
         limit_s = 60 + 5 * sum(tests.took_s.get(test, 0.0) for test in chosen)
         try:
             target.write_bytes(mutant.text(self.folder))
-            done = self._python(
-                limit_s, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "@chosen.txt"
-            )
+            done = self._python(limit_s, "-m", "pytest", "-x", "-q", *_PYTEST, "@chosen.txt")
         finally:
             target.write_bytes(unchanged)
         return done is None or done.returncode != 0
 
-    def _python(self, timeout_s: float, *command: str) -> subprocess.CompletedProcess[bytes] | None:
-        """Run Python in the copy; None if it did not end in time."""
+    def _python(self, limit_s: float, *command: str) -> subprocess.CompletedProcess[bytes] | None:
+        """Run Python in the copy; None if it did not end.
+
+        The limits are of CPU time. So a machine that is busy, or stands still, changes nothing.
+        """
         environ = {**os.environ, "PYTHONPATH": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1"}
         process = subprocess.Popen(
             [sys.executable, *command],
@@ -273,13 +290,23 @@ class Bench:
             start_new_session=True,
             preexec_fn=_limit_memory,
         )
-        try:
-            out, _ = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-            process.communicate()
-            return None
-        return subprocess.CompletedProcess(command, process.returncode, out)
+        used_s, idle = 0.0, 0
+        while used_s < limit_s and idle < IDLE_S:
+            try:
+                out, _ = process.communicate(timeout=1.0)
+                return subprocess.CompletedProcess(command, process.returncode, out)
+            except subprocess.TimeoutExpired:
+                before, used_s = used_s, _cpu_s(process.pid)
+                idle = idle + 1 if used_s <= before else 0
+        os.killpg(process.pid, 9)
+        process.communicate()
+        return None
+
+
+def _cpu_s(pid: int) -> float:
+    """Return the CPU time of a process and of its ended children, in seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def _limit_memory() -> None:
@@ -290,7 +317,8 @@ def _limit_memory() -> None:
 class Trials:
     """Mutants that were tried, and whether they were caught; kept in a file, if there is one.
 
-    A run that was stopped goes on with the same file, as long as the code is the same.
+    A run that was stopped goes on with the same file, as long as the code is the same. Beside it
+    are files of what the tests of each room run.
     """
 
     path: Path | None = None
@@ -301,6 +329,11 @@ class Trials:
             for line in self.path.read_text(encoding="utf-8").splitlines():
                 key, caught = json.loads(line)
                 self.known[key] = caught
+
+    def watched(self, room: str) -> Path | None:
+        """Return the file of what the tests of a room run."""
+        name = room.rpartition("/")[2]
+        return self.path and self.path.with_name(f"{self.path.name}.{name}")
 
     @staticmethod
     def key(mutant: Mutant) -> str:

@@ -8,10 +8,20 @@ import random
 
 import pytest
 
-from ray_slo.core import BatchStatus, Request
+from ray_slo.core import (
+    Assigned,
+    BatchStatus,
+    Cluster,
+    DispatchDelay,
+    LatencyProfile,
+    Model,
+    Request,
+    Variant,
+    Worker,
+)
 from ray_slo.policies.batching import BatchingPolicy
-from tests.kept import kept
-from tests.policies.contract import CASES, Script, id_of, make, make_cluster
+from tests.kept import condensed, kept
+from tests.policies.contract import CASES, MADE_BY, Script, id_of, make, make_cluster
 from tests.policies.harness import Host
 
 POOLS = [
@@ -107,3 +117,67 @@ def test_steady_streams_are_served_as_recorded(name, kwargs):
             requests.append(Request(len(requests), rng.choice("aaabc"), now, now + 0.06))
         host.run(requests)
         kept("policies/decisions", f"{name} {id_of(kwargs)}, {rate}/s", said(host))
+
+
+ACCURATE = {
+    "a": {"a0": 90.0, "a1": 80.0, "a2": 60.0},
+    "b": {"b0": 85.0, "b1": 70.0},
+    "c": {"c0": 75.0},
+}
+LATENCIES_MS = {
+    "a0": (3, 14),
+    "a1": (1.5, 8),
+    "a2": (0.5, 3),
+    "b0": (2, 10),
+    "b1": (1, 4),
+    "c0": (1, 6),
+}
+
+
+def accurate_cluster(rng, workers, assigns):
+    """Variants with accuracies, unlike workers, and variants that a planner assigned to some."""
+    models = []
+    for m, of in ACCURATE.items():
+        variants = []
+        for v, accuracy in of.items():
+            alpha_s, beta_s = (ms / 1e3 for ms in LATENCIES_MS[v])
+            line = LatencyProfile.linear(alpha_s, beta_s, 12)
+            variants.append(Variant(v, {"fast": line, "slow": line.scaled(1.7)}, accuracy))
+        models.append(Model(m, 0.08, tuple(variants)))
+    names = [v for of in ACCURATE.values() for v in of]
+    there = []
+    for i in range(workers):
+        parts = ()
+        if assigns and i % 3:
+            parts = tuple(
+                Assigned(v, rng.choice([2, 8]), rng.choice([None, 15.0, 40.0]))
+                for v in rng.sample(names, rng.randint(1, 2))
+            )
+        there.append(Worker(f"w{i}", "slow" if i % 4 == 3 else "fast", frozenset(names), parts))
+    return Cluster.of(models, there, DispatchDelay(0.0005, 0.00005))
+
+
+@pytest.mark.parametrize("assigns", [False, True])
+@pytest.mark.parametrize(
+    ("name", "kwargs"),
+    [case for case in CASES if "solver" not in case[1] and case[1].get("exact") is None],
+    ids=id_of,
+)
+def test_variants_are_chosen_as_recorded(name, kwargs, assigns):
+    for rate in (120, 420):
+        rng = random.Random(rate)
+        cluster = accurate_cluster(rng, 4, assigns)
+        host = Host(lambda: make(name, kwargs), cluster, now=1000.0, strict=False)
+        now, requests = 1000.0, []
+        while now < 1000.4:
+            now += rng.expovariate(rate)
+            model = rng.choice("aaabbc")
+            upstream = None if rng.random() < 0.8 else rng.choice(MADE_BY)
+            budget_s = rng.choice([0.02, 0.05, 0.08, 0.08, 0.15])
+            requests.append(Request(len(requests), model, now, now + budget_s, upstream=upstream))
+        host.run(requests)
+        kept(
+            "policies/variants",
+            f"{name} {id_of(kwargs)}, {assigns}, {rate}/s",
+            condensed(said(host)),
+        )

@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.own import mutants as program
+from benchmarks.own import mutation
 from benchmarks.own.mutation import Bench, RoomTests, Trials, mutants, sample
 
 CODE = '''
@@ -132,6 +133,26 @@ def test_a_run_goes_on_where_it_was_stopped(root, tmp_path):
     trials.add(other, False)
     assert Trials(log).known == {Trials.key(one): True, Trials.key(other): False}
     assert Trials(tmp_path / "none").known == {}
+    assert Trials(log).watched("ray_slo/core") == tmp_path / "trials.jsonl.core"
+    assert Trials().watched("ray_slo/core") is None
+
+
+def test_what_tests_run_is_read_again(root, tmp_path):
+    kept = tmp_path / "kept"
+    kept.write_text('{"took_s": {"t": 1.5}, "failed": [], "lines": {"f": {"3": ["t"]}}}')
+    with Bench(root) as bench:
+        tests = bench.watched("ray_slo", "tests", kept)
+    assert (tests.took_s, tests.lines, tests.failed) == ({"t": 1.5}, {"f": {3: ["t"]}}, [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", ["while True: pass", "import time; time.sleep(900)"])
+def test_what_does_not_end_is_stopped(root, monkeypatch, code):
+    monkeypatch.setattr(mutation, "IDLE_S", 3)
+    with Bench(root) as bench:
+        assert bench._python(3.0, "-c", code) is None
+        done = bench._python(30.0, "-c", "print('it ends')")
+        assert done is not None and b"it ends" in done.stdout
 
 
 def test_rows_count_what_survived(monkeypatch):
