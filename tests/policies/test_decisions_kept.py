@@ -93,7 +93,13 @@ def host_of(name, kwargs, pool, control_s):
     )
 
 
-@pytest.mark.parametrize(("name", "kwargs"), CASES, ids=id_of)
+RECORDED = [case for case in CASES if "learn" not in case[1]]
+"""Learned latencies come from least squares, whose rounding depends on the processor."""
+AT_RANDOM = [case for case in RECORDED if "kairos" not in case[0]]
+"""The assignment of `kairos` has ties in these events, which rounding decides, too."""
+
+
+@pytest.mark.parametrize(("name", "kwargs"), AT_RANDOM, ids=id_of)
 def test_random_events_are_decided_as_recorded(name, kwargs):
     for seed, pool in enumerate(POOLS):
         rng = random.Random(seed)
@@ -105,7 +111,7 @@ def test_random_events_are_decided_as_recorded(name, kwargs):
         kept("policies/decisions", f"{name} {id_of(kwargs)}, events {seed}", said(host))
 
 
-@pytest.mark.parametrize(("name", "kwargs"), CASES, ids=id_of)
+@pytest.mark.parametrize(("name", "kwargs"), RECORDED, ids=id_of)
 def test_steady_streams_are_served_as_recorded(name, kwargs):
     """Loads of about 0.5, 0.9 and 1.5 of three workers, for two seconds."""
     for rate in (60, 110, 200):
@@ -160,7 +166,7 @@ def accurate_cluster(rng, workers, assigns):
 @pytest.mark.parametrize("assigns", [False, True])
 @pytest.mark.parametrize(
     ("name", "kwargs"),
-    [case for case in CASES if "solver" not in case[1] and case[1].get("exact") is None],
+    [case for case in RECORDED if not {"solver", "exact"} & case[1].keys()],
     ids=id_of,
 )
 def test_variants_are_chosen_as_recorded(name, kwargs, assigns):

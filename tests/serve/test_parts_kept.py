@@ -1,18 +1,13 @@
 """What pure parts of serving answer to random input is what they answered when recorded."""
 
-import json
 import math
 import random
 from functools import partial
-from pathlib import Path
 
 import pytest
 
 from ray_slo.core import BatchStatus, LatencyProfile, Request
-from ray_slo.core.cluster import Assigned
-from ray_slo.core.documents import read_yaml
 from ray_slo.errors import RefusedEarly
-from ray_slo.planning.brains.brain import Counts, FrontendSays, WorkerSays
 from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.deadlines import (
     HEADERS,
@@ -27,9 +22,6 @@ from ray_slo.serve.deadlines import (
 from ray_slo.serve.frontend.answer import Answer
 from ray_slo.serve.frontend.congestion import Congestion
 from ray_slo.serve.messages import BatchReport, Heartbeat
-from ray_slo.serve.planner.heard import Heard
-from ray_slo.serve.planner.plugin import make_brain
-from ray_slo.serve.planner.told import status as plan_status
 from ray_slo.serve.proxy.gate import Gate, Known
 from ray_slo.serve.scheduler.learned import Learned
 from ray_slo.serve.scheduler.roster import Quarantine, Roster, WorkerState
@@ -201,46 +193,6 @@ def test_what_a_scheduler_learns():
     kept(FILE, "learned", condensed(found))
 
 
-def test_what_a_planner_hears():
-    rng, found, now = random.Random(6), [], 50.0
-    heard = Heard(now, 8.0, 20.0)
-    counts = [Counts(), Counts()]
-    for i in range(300):
-        now += rng.choice([0.5, 1.0, 9.0 if i % 40 == 0 else 0.25])
-        worker = f"w{rng.randint(0, 4)}"
-        loaded = frozenset(rng.sample("xyz", rng.randint(0, 3)))
-        says = WorkerSays(
-            worker,
-            rng.choice(["gpu", "cpu"]),
-            loaded,
-            tuple(Assigned(v, 2) for v in sorted(loaded)[:1]),
-            {v: LINE.scaled(rng.choice([1.0, 1.5])) for v in loaded},
-            {"z": ("no memory", rng.choice([1.0, 2.0]))} if rng.random() < 0.1 else {},
-            ready=rng.random() < 0.7,
-            age_s=float(rng.randint(0, 40)),
-            memory_mb={v: float(rng.choice([100, 300])) for v in loaded},
-            room_mb=rng.choice([None, 250.0, 400.0]),
-            ready_s=rng.choice([None, 4.0]),
-        )
-        found.append(heard.worker(says, now, planned=i > 20))
-        k = rng.randint(0, 1)
-        more = {"m": counts[k].requests.get("m", 0) + rng.randint(0, 30)}
-        counts[k] = Counts(more, {"x": 2 * i}, {"x": {"n": 3 * i}}, {"m": {4: i}}, {"m": i // 3})
-        found.append(heard.frontend(FrontendSays(f"f{k}", counts[k], ""), now))
-        if i % 5 == 0:
-            heard.forget(now)
-            heard.learn()
-            seen = heard.seen()
-            found += [list(seen.workers), seen.avoided, seen.memory_mb, seen.room_mb]
-            found += [[p.latency(1) for p in seen.profiles.values()], seen.successor]
-            found += [heard.load_errors, heard.running(["gpu", "cpu"]), heard.is_alone]
-            found += [heard.known("gpu", "xyz")["memory_mb"], heard.listens_since]
-            found += [seen.serving.keys(), seen.planned_before]
-        if i % 30 == 0:
-            found.append([heard.left("w0"), heard.left("nobody")])
-    kept(FILE, "heard", condensed(found))
-
-
 STATES = {
     "usual": {},
     "alone": {"frontends": 1, "num_frontends": 1, "mode": "fast", "plan": None},
@@ -329,32 +281,3 @@ STATES = {
 def test_screens(name, model):
     given = {key: value for key, value in state(**STATES[name]).items() if value is not None}
     kept(FILE, f"screen {name}, {model}", condensed(screen("app", given, model).to_json()))
-
-
-CONFIGS = Path(__file__).parents[2] / "configs"
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        p
-        for p in sorted(CONFIGS.glob("*.yaml"))
-        if p.name.startswith(("digits", "groups", "pipe", "showcase"))
-    ],
-    ids=lambda path: path.stem,
-)
-def test_configs_and_what_their_planners_begin_with(path):
-    document = read_yaml(path)
-    applications = document.get("applications", [document])
-    for application in applications:
-        try:
-            spec = parse_spec(application.get("args", application))
-        except ValueError as said:
-            kept(FILE, f"config {path.stem}", str(said)[:200])
-            continue
-        found = [json.loads(spec.model_dump_json()), list(spec.variants()), spec.trees]
-        if spec.planner is not None:
-            brain = make_brain(spec)
-            seen = Heard(0.0, 5.0, 5.0).seen()
-            found.append(plan_status(brain, 0.0, seen, {}, {"gpu": (2, 1)}))
-        kept(FILE, f"config {path.stem}", condensed(found))

@@ -10,6 +10,8 @@ from ray_slo.planning import auto, kairos, loki, tiers
 from ray_slo.planning.catalogue import InstanceType
 from ray_slo.planning.result import Infeasible
 
+LIMIT_S = 200.0  # of a program: a busy machine must not end a search early
+
 
 def random_loki(seed):
     """A chain or a tree of two or three tasks, with a demand between little and too much."""
@@ -37,6 +39,7 @@ def random_loki(seed):
         accuracy_floor=float(rng.choice([0.0, 65.0])),
         fits_alone=False,
         relative_gap=1e-6,
+        time_limit_s=LIMIT_S,
         backend="highs",
     )
 
@@ -61,6 +64,7 @@ def as_auto(problem, **kwargs):
         "communication_s": problem.communication_s,
         "accuracy_floor": problem.accuracy_floor,
         "relative_gap": problem.relative_gap,
+        "time_limit_s": LIMIT_S,
         "backend": "highs",
     }
     return auto.Problem(**{**given, **kwargs})
