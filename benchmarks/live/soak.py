@@ -62,6 +62,7 @@ from ray_slo.load.drive import paced, status_of
 from ray_slo.serve.proxy.modes import HAPROXY_ENV, OPTIMIZED_ENV
 
 SOURCE = "ray-slo"
+UNSAVED = ("out",)  # options that do not change the result
 ALPHA_S, BETA_S = 0.02, 0.15
 SLO_S = 0.9
 WORKERS, FRONTENDS = 2, 2

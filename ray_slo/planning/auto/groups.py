@@ -151,8 +151,8 @@ def _solved(
     may = np.array([[group in allowed[unit] for group in groups] for unit in free], float)
     values = _program(problem, full, needs, penalty, may, told)
     if values is None:  # the time limit ended the search before any plan
-        now = np.where(may > 0, penalty + OVER * full, math.inf)
-        return {unit: groups[j] for unit, j in zip(free, now.argmin(axis=1), strict=True)}
+        costs = np.where(may > 0, penalty + OVER * full, math.inf)
+        return {unit: groups[j] for unit, j in zip(free, costs.argmin(axis=1), strict=True)}
     return {unit: groups[j] for unit, j in zip(free, values.argmax(axis=1), strict=True)}
 
 
