@@ -30,7 +30,8 @@ def top(
     """Watch models, variants, queues, batches, workers, the plan and refusals, live.
 
     Keys: arrows choose a model, enter opens it, escape goes back. s sorts by the next column, r
-    reverses the order, t goes to the next table, a to the next application, q quits.
+    reverses the order, t goes to the next table, a to the next application, q quits. Where a line
+    ends in ›, it continues: the right arrow scrolls.
     """
 
     def read() -> Mapping[str, Mapping[str, Any]]:

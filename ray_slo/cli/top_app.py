@@ -20,10 +20,12 @@ from ray_slo.serve.watch.screen import Screen, screen
 
 Read = Callable[[], Mapping[str, Mapping[str, Any]]]
 
+# Each line fits a terminal of 80 columns.
 _KEYS = (
-    "q quit  ↑↓ choose  enter open  esc back  s/S sort  r reverse  t next table  a next application"
-    "  space pause"
+    "q quit  ↑↓ choose  enter open  esc back  ←→ PgUp PgDn scroll  space pause",
+    "s/S sort by next/previous column  r reverse  t next table  a next application",
 )
+_MORE = "›"  # at the right edge, where a line continues
 
 
 class Lines(ScrollView):
@@ -53,6 +55,9 @@ class Lines(ScrollView):
             new = strips[y] if y < len(strips) else Strip.blank(0)
             if (changed := _changed(old, new)) is not None:
                 start, end = changed
+                edge = self.scroll_offset.x + self.size.width
+                if end > edge:
+                    start = min(start, max(edge - 1, 0))  # the mark there may change
                 self.refresh(Region(start, y, end - start, 1).translate(-self.scroll_offset))
 
     def render_line(self, y: int) -> Strip:
@@ -61,7 +66,10 @@ class Lines(ScrollView):
         at = top + y
         if at >= len(self._strips):
             return Strip.blank(width, self.rich_style)
-        strip = self._strips[at].crop(left, left + width)
+        line = self._strips[at]
+        strip = line.crop(left, left + width)
+        if line.cell_length > left + width > 0:
+            strip = Strip.join([strip.crop(0, width - 1), Strip([Segment(_MORE)])])
         return strip.extend_cell_length(width).apply_style(self.rich_style)
 
 
@@ -91,7 +99,7 @@ class Top(App[None]):
     ENABLE_COMMAND_PALETTE = False
     CSS = """
     #head { height: auto; max-height: 4; }
-    #keys { height: 1; text-style: dim; }
+    #keys { height: 2; text-style: dim; }
     """
     BINDINGS: ClassVar[list[Any]] = [
         Binding("q", "quit", priority=True),
@@ -122,7 +130,7 @@ class Top(App[None]):
     def compose(self) -> ComposeResult:
         yield Static(id="head", markup=False)
         yield self.body
-        yield Static(_KEYS, id="keys", markup=False)
+        yield Static("\n".join(_KEYS), id="keys", markup=False)
 
     def on_mount(self) -> None:
         self.body.focus()

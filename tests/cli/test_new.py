@@ -23,7 +23,8 @@ def test_what_is_written_passes_its_own_tests(tmp_path):
     folder = tmp_path / "my-first_model"
     assert new(folder, "--slo-ms", 150) == 0
     files = {path.name for path in folder.iterdir()}
-    assert files == {"README.md", "config.yaml", "model.py", "requests.jsonl", "test_model.py"}
+    code = {"model.py", "test_model.py", "pytest.ini"}
+    assert files == code | {"README.md", "config.yaml", "requests.jsonl"}
     (application,) = yaml.safe_load((folder / "config.yaml").read_text())["applications"]
     assert application["name"] == "my-first_model"
     model = application["args"]["models"]["my-first_model"]
@@ -35,6 +36,7 @@ def test_what_is_written_passes_its_own_tests(tmp_path):
         tests, cwd=folder, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": paths}
     )
     assert "3 passed" in done.stdout, done.stdout + done.stderr
+    assert "warning" not in done.stdout  # Ray's own would hide those of a newcomer's code
 
 
 def test_every_request_of_the_file_is_valid(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from rich.text import Text
 from textual.geometry import Region
 
 from ray_slo.cli import top as command
@@ -108,7 +109,23 @@ async def _small(app, pilot):
     assert app.body.scroll_offset.y > top
 
 
-@pytest.mark.parametrize("test", [_shows, _keys, _applications, _small])
+@with_screen(lambda: {"app": state()}, size=(80, 24))
+async def _eighty_columns(app, pilot):
+    keys = str(app.query_one("#keys").content).splitlines()
+    assert len(keys) == app.query_one("#keys").size.height == 2
+    assert all(len(line) <= 80 for line in keys)
+    long = {y for y, text in enumerate(app.body.texts) if len(text) > 80}
+    assert long
+    for y, text in enumerate(app.body.texts[: app.body.size.height]):
+        shown = app.body.render_line(y).text
+        assert shown == (text[:79] + "›" if y in long else text.ljust(80))
+    widest = max(map(len, app.body.texts))
+    app.body.scroll_to(x=widest, animate=False)
+    await pilot.pause()
+    assert "›" not in "".join(app.body.render_line(y).text for y in range(app.body.size.height))
+
+
+@pytest.mark.parametrize("test", [_shows, _keys, _applications, _small, _eighty_columns])
 def test_screen(test):
     test()
 
@@ -134,6 +151,20 @@ def test_what_cannot_be_read_is_said_and_the_last_reading_stays():
         app._look()
         await settled(app, pilot)
         assert "no answer" not in str(app.query_one("#head").content)
+
+    test()
+
+
+def test_the_mark_of_a_line_that_got_too_long_is_drawn():
+    """Although only characters right of the edge changed."""
+
+    @with_screen(lambda: {"app": state()}, size=(80, 60))
+    async def test(app, pilot):
+        app.body.show([Text("x" * 80)])
+        drawn = []
+        app.body.refresh = lambda *regions, **_: drawn.extend(regions)
+        app.body.show([Text("x" * 80 + "more")])
+        assert drawn == [Region(79, 0, 5, 1)]
 
     test()
 
