@@ -44,7 +44,13 @@ ASKED = [
         1.25,
         "a thread costs the same in both kinds, so a mix saves only what a second one loses",
     ),
-    ("ranking*", "rank of the best by Eq. 15", "≤", 10),
+    (
+        "ranking*",
+        "rank of the best by Eq. 15",
+        "≤",
+        10,
+        "with an SLO that one thread always meets, the best pool has no base worker",
+    ),
 ]
 _CORE = CATALOGUE["c5n.2xlarge"].price_per_hour / 4
 BASE = "2 threads"
