@@ -189,7 +189,7 @@ class HookThreads:
 
     def begin(self, function: Callable[..., Any], values: tuple[Any, ...]) -> asyncio.Future[Any]:
         """Begin a call, and return its result's future. A call that has not begun when its future
-        is cancelled does not run."""
+        is done, such as cancelled, does not run."""
         loop, now = asyncio.get_running_loop(), time.monotonic()
         future: asyncio.Future[Any] = loop.create_future()
         guarded = partial(copy_context().run, self._guarded, function, values)
@@ -236,7 +236,7 @@ class HookThreads:
                 self._active -= 1
                 return False
             waiting = self._waiting.popleft()
-        if waiting.future.cancelled():
+        if waiting.future.done():  # its caller has left, or has waited too long
             return True
         thread = threading.get_ident()
         self._began[thread] = time.monotonic()

@@ -177,6 +177,22 @@ def test_hooks_of_requests_that_left_do_not_run():
     assert asyncio.run(run()) == [2]
 
 
+def test_hooks_of_requests_whose_time_is_over_do_not_run():
+    async def run():
+        threads, go, ran = HookThreads(1), threading.Event(), []
+        slow = threads.hook(lambda: go.wait(30))()
+        late = threads.hook(lambda: ran.append(1))()
+        late.set_exception(TimeoutError())
+        go.set()
+        await slow
+        await threads.hook(lambda: ran.append(2))()
+        with pytest.raises(TimeoutError):
+            await late
+        return ran
+
+    assert asyncio.run(run()) == [2]
+
+
 def test_hooks_that_never_end_are_noticed(monkeypatch):
     async def run():
         threads, go = HookThreads(4), threading.Event()
