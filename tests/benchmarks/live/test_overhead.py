@@ -1,5 +1,6 @@
 """The part of `live-overhead` that needs no Ray: what is made of its runs."""
 
+import json
 import os
 import time
 from collections import Counter
@@ -7,6 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from benchmarks.harness.rows import Row
 from benchmarks.live import overhead
 from benchmarks.live.overhead import PLAIN, Run, kind_of, largest, middle, rows_of_cells
 from ray_slo.load.report import LoadResult, Sample
@@ -89,3 +91,19 @@ def test_rows_stand_beside_plain_serve_and_are_plotted(tmp_path):
     most = "haproxy, fast, 100 B, largest rate · @ray_slo.deployment"
     assert (figures[most, "largest rate"], figures[most, "largest / plain"]) == (500, 1)
     assert [path.name for path in overhead.plot(rows, tmp_path)] == ["p99-haproxy-fast.png"]
+
+
+def test_rows_of_earlier_runs_are_put_together(tmp_path):
+    def written(name, quick, *rows):
+        path = tmp_path / name
+        path.write_text(json.dumps({"quick": quick, "rows": [row.to_json() for row in rows]}))
+        return str(path)
+
+    a, b = Row("haproxy · a", "p99", "ms", 3.0), Row("optimized · a", "p99", "ms", 2.0, 1.0)
+    one, two = written("one.json", False, a), written("two.json", False, b)
+    assert overhead.run(False, 0, found=f"{one},{two}") == [a, b]
+    with pytest.raises(SystemExit, match=r"two\.json has a row of another file: optimized · a"):
+        overhead.run(False, 0, found=f"{one},{two},{two}")
+    quick = written("quick.json", True, a)
+    with pytest.raises(SystemExit, match=r"quick\.json is a quick run"):
+        overhead.run(False, 0, found=quick)
