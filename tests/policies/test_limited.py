@@ -1,13 +1,14 @@
 """The limit at the roots of pipelines: what it refuses, and that it counts right."""
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given, settings
 
 from ray_slo.core import BatchStatus, Cluster, DropReason, LatencyProfile, Model, Request, Variant
 from ray_slo.core.policy import InFlight, wrapper
 from ray_slo.core.trees import Tree, TreeTask
 from ray_slo.planning import auto
-from ray_slo.policies.limited import Limited
+from ray_slo.policies.limited import Limited, _Tree
 from ray_slo.policies.registry import policy_for
 from ray_slo.simulation import Workload
 from ray_slo.simulation.application import simulate_application
@@ -220,3 +221,12 @@ def test_in_overload_the_root_leaves_time_for_the_tasks_below():
 
 def test_below_capacity_nearly_all_are_admitted():
     assert simulated(150.0, True) > 0.995
+
+
+def test_slower_batches_raise_the_work_only_slowly():
+    """The least of the last measurements counts, so a measurement adds 2 % at most."""
+    tree = _Tree(TREE)
+    fifty = Request(0, "a", 0.0, 0.5, task="a", size=50)
+    for each_s, own_s in ((0.02, 0.02), (0.08, 0.0204), (0.0206, 0.0206), (0.01, 0.01)):
+        tree.ran(fifty, each_s)
+        assert tree.tasks["a"].own_s == pytest.approx(own_s)

@@ -251,6 +251,19 @@ def test_kinds_scale_up_and_down_as_the_brain_says():
     assert table.accuracy.tolist() == pytest.approx([80.0] * 3)
 
 
+def test_a_worker_that_is_to_stop_finishes_its_batch_first():
+    report = simulate_application(
+        replace(PROBLEM, models=(model("detect", 0.5), model("name", 3.0, 80.0))),
+        {"name": at(9.0)},
+        policy=Fifo(),
+        planner=Script(({"gpu": 1}, {"w0": ["name-v"]}), ({"gpu": 0}, {})),
+        duration_s=30.0,
+    )
+    (batch,) = report.batches.itertuples()
+    assert (batch.started_s, batch.finished_s) == (9.0, 12.0)
+    assert report.worker_hours(kind="gpu") * 3600 == pytest.approx(12.0)
+
+
 def test_the_brain_hears_of_what_was_bad():
     brain = Script(({"gpu": 1}, {"w0": ["name-v"]}))
     simulate_application(

@@ -157,6 +157,7 @@ def test_what_a_request_knows_of_its_parent():
         def requests_arrived(self, now, requests):
             super().requests_arrived(now, requests)
             seen.extend((r.model, r.arrival, r.deadline, r.upstream) for r in requests)
+            assert {r.arrival for r in requests} == {now}
 
     problem = replace(PROBLEM, communication_s=0.25)
     run(at(0, 0.5), planned(d=1, large=1), problem=problem, policy=Watching())

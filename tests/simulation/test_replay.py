@@ -395,6 +395,16 @@ def test_sizes_that_hardly_ran_are_told_by_those_that_did(noise):
     assert fitted.table == sorted(fitted.table)
 
 
+def test_an_octave_of_sizes_can_differ_from_the_shape():
+    prior, rng = LatencyProfile.linear(0.012, 0.1, 32), np.random.default_rng(0)
+    each = np.arange(1, 33)
+    truth = np.array(prior.table) * np.where((each > 4) & (each <= 16), 1.0, 1.25)
+    sizes = rng.integers(1, 33, 800)
+    seconds = truth[sizes - 1] * np.exp(0.05 * rng.standard_normal(800))
+    # Two standard errors are subtracted, so a part of the difference stays.
+    assert np.abs(np.array(fit(prior, sizes, seconds).table) / truth - 1).max() < 0.12
+
+
 def test_what_if_of_small_batches_from_a_log_of_large_ones_and_the_other_way(tmp_path):
     # Under load `eager` runs one or two at a time, `deferred` a dozen.
     variant = Variant("v", {"default": LatencyProfile.linear(0.012, 0.1, 32)})
