@@ -142,6 +142,14 @@ def test_without_any_table_the_fastest_serves():
     assert dispatched(host) == [("fast", [0]), ("fast", [1, 2])]
 
 
+def test_a_table_that_sheds_does_not_shed_the_only_request_of_an_idle_system():
+    host = Host(lambda: Ramsis(tables=[table(10.0, "", size=1)], load_rps=5.0), cluster(1))
+    host.run(requests(0.0, 0.5))
+    assert dispatched(host) == [("fast", [0]), ("fast", [1])]
+    host.run(requests(1.0, 1.0, 1.0, start=2))
+    assert [i for i, (_, why) in host.dropped.items() if why is DropReason.SHED] == [2, 3]
+
+
 def test_fewer_workers_look_tables_up_by_the_load_per_worker():
     tables = [table(40.0, "slow", workers=4, size=1), table(200.0, "fast", workers=4, size=1)]
     host = Host(lambda: Ramsis(tables=tables, load_rps=36.0), cluster(4), strict=False)
