@@ -198,12 +198,17 @@ class RoomTests:
     def of(self, mutant: Mutant) -> list[str]:
         """Return tests that run a mutant's line, the fastest first, for at most `TRIED_S`.
 
-        For a line that is only run at import, these are the tests that run any line of the file.
+        For a line that is only run at import, these are the tests that run any line of the file. If
+        there is no such test, the code may run in processes that tests start. Then these are the
+        tests in the file of the same name: `test_a.py` for `a.py`.
         """
         by_line = self.lines.get(mutant.file, {})
         found = set(by_line.get(mutant.line, ()))
         if not found:
             found = {test for tests in by_line.values() for test in tests}
+        if not found:
+            name = f"/test_{Path(mutant.file).stem}.py::"
+            found = {test for test in self.took_s if name in test}.difference(self.failed)
         chosen, total = [], 0.0
         for test in sorted(found, key=lambda test: (self.took_s.get(test, 0.0), test)):
             total += self.took_s.get(test, 0.0)

@@ -105,6 +105,10 @@ def test_tests_of_a_line_are_the_fastest_first_and_bounded(root):
     imported = RoomTests({"a": 1.0}, {"ray_slo/room.py": {1: ["a"], mutant.line: []}})
     assert imported.of(mutant) == ["a"]
     assert RoomTests({}, {}).of(mutant) == []
+    # A program that the tests start.
+    beside, other = "tests/deep/test_room.py::test_a", "tests/test_rooms.py::test_b"
+    assert RoomTests({beside: 1.0, other: 1.0}, {}).of(mutant) == [beside]
+    assert RoomTests({beside: 1.0}, {}, [beside]).of(mutant) == []
 
 
 @pytest.mark.slow
