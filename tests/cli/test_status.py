@@ -1,6 +1,7 @@
 """What `ray-slo status` prints of an application's state."""
 
 import io
+import socket
 import subprocess
 import sys
 
@@ -172,8 +173,8 @@ def test_handles_work_where_throughput_is_optimized(monkeypatch):
         (
             RuntimeError("Version mismatch: The cluster was started with:\n    Python: 3.11.7\n"),
             "--address: the cluster at address 'auto' has another version of Ray or Python: run "
-            "this command with the cluster's (Version mismatch: The cluster was started with: "
-            "Python: 3.11.7)",
+            "this command with the cluster's, or name another cluster (Version mismatch: The "
+            "cluster was started with: Python: 3.11.7)",
         ),
         (
             ConnectionError("Failed to connect to Ray cluster at 127.0.0.1:1"),
@@ -189,6 +190,45 @@ def test_a_cluster_that_cannot_be_used(raised, said, monkeypatch):
         raise raised
 
     monkeypatch.setattr(status.ray, "init", init)
+    monkeypatch.setattr(status, "_check_listens", lambda *_: None)
     with pytest.raises(ValueError) as refused:
         status.connect("auto")
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("behind", "said"),
+    [
+        (None, "no Ray cluster found at address 'auto': start one"),
+        ("127.0.0.1:1", "'auto', which is '127.0.0.1:1' (from RAY_ADDRESS, or the last"),
+        ("local", "must be auto, HOST:PORT or ray://HOST:PORT, got 'auto', which is 'local'"),
+    ],
+)
+def test_auto_without_a_cluster_asks_ray_for_nothing(behind, said, monkeypatch, capsys):
+    """Ray would try a dead cluster's address for minutes, or start a cluster of its own."""
+    from ray_slo.serve.watch import status
+
+    def address_of_auto():
+        if behind is None:
+            raise ConnectionError("none")
+        return behind
+
+    monkeypatch.setattr(status, "address_of_auto", address_of_auto)
+    monkeypatch.setattr(status.ray, "init", lambda **_: pytest.fail("asked Ray"))
+    with pytest.raises(SystemExit) as exit:
+        main(["status"])
+    assert exit.value.code == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("behind", ["a listener", "ray://127.0.0.1:1"])
+def test_auto_with_a_cluster_is_left_to_ray(behind, monkeypatch):
+    from ray_slo.serve.watch import status
+
+    asked = []
+    monkeypatch.setattr(status.ray, "init", lambda address, **_: asked.append(address))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        where = f"127.0.0.1:{server.getsockname()[1]}" if behind == "a listener" else behind
+        monkeypatch.setattr(status, "address_of_auto", lambda: where)
+        status.connect("auto")
+    assert asked == ["auto"]

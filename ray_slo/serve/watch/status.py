@@ -16,6 +16,7 @@ from ray_slo.serve.errors import ConfigError
 from ray_slo.serve.frontend.startup import in_a_line
 from ray_slo.serve.planner.links import find_planner
 from ray_slo.serve.planner.plugin import planners_of_workers
+from ray_slo.serve.ray_private.addresses import address_of_auto
 from ray_slo.serve.ray_private.deploy import frontends
 
 _CONNECT_S = 5.0
@@ -120,36 +121,46 @@ def connect(address: str, option: str = "--address") -> None:
             raise
         raise ValueError(
             f"{option}: the cluster at address {address!r} has another version of Ray or Python: "
-            f"run this command with the cluster's ({' '.join(str(error).split())})"
+            "run this command with the cluster's, or name another cluster "
+            f"({' '.join(str(error).split())})"
         ) from None
     # A cluster that is stopping raises AssertionError.
     except (ConnectionError, AssertionError) as error:
         said = str(error) or "it went away"
         token = "; if it asks for a token, set RAY_AUTH_MODE=token" if "connect" in said else ""
-        raise ValueError(
-            f"{option}: no Ray cluster found at address {address!r}: start one "
-            f"(`ray start --head`, `serve run …`), or name it ({said}){token}"
-        ) from None
+        raise ValueError(_none_at(option, repr(address), said) + token) from None
 
 
 def _check_listens(address: str, option: str) -> None:
     """Refuse an invalid address, and a "host:port" where nothing listens. Ray would try for
-    minutes, and then end the process.
+    minutes, and then end the process. It notes the last cluster's, and "auto" may find that.
 
     Raises:
         ValueError: the message says what is wrong.
     """
-    if address in ("auto", "local") or re.match(r"[a-z+]+://.", address):
+    given = repr(address)
+    if address == "auto":
+        try:
+            address = address_of_auto()
+        except ConnectionError:
+            raise ValueError(_none_at(option, given, "none runs on this machine")) from None
+        given = f"'auto', which is {address!r} (from RAY_ADDRESS, or the last `ray start`)"
+    if re.match(r"[a-z+]+://.", address):
         return
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        raise ValueError(f"{option} must be auto, HOST:PORT or ray://HOST:PORT, got {address!r}")
+        raise ValueError(f"{option} must be auto, HOST:PORT or ray://HOST:PORT, got {given}")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
     except (OSError, OverflowError) as error:
-        raise ValueError(
-            f"{option}: no Ray cluster found at address {address!r}: {error}"
-        ) from None
+        raise ValueError(_none_at(option, given, error)) from None
+
+
+def _none_at(option: str, given: str, said: object) -> str:
+    return (
+        f"{option}: no Ray cluster found at address {given}: start one (`ray start --head`, "
+        f"`serve run …`), or name it ({said})"
+    )
 
 
 @contextmanager

@@ -1,0 +1,19 @@
+"""The address behind "auto".
+
+`tests/serve/ray_private/test_addresses.py` fails when Ray has changed.
+"""
+
+from __future__ import annotations
+
+from ray._private import services
+
+
+def address_of_auto() -> str:
+    """Return where `ray.init("auto")` would connect: RAY_ADDRESS, a cluster that runs on this
+    machine, or the last one that `ray start` noted. Nothing may run there any more.
+
+    Raises:
+        ConnectionError: there is no such address.
+    """
+    services.find_gcs_addresses.cache_clear()  # as ray.init does
+    return str(services.get_ray_address_from_environment("auto", None))

@@ -1,0 +1,44 @@
+"""The address that Ray takes for "auto"."""
+
+import pytest
+from ray._private import services, utils
+
+from ray_slo.serve.ray_private.addresses import address_of_auto
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs(monkeypatch, tmp_path):
+    """No cluster on this machine, no RAY_ADDRESS, and no note of `ray start` but the returned."""
+
+    def none():
+        return set()
+
+    none.cache_clear = lambda: None
+    monkeypatch.setattr(services, "find_gcs_addresses", none)
+    monkeypatch.setattr(utils, "get_ray_address_file", lambda _: str(tmp_path / "noted"))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    return tmp_path / "noted"
+
+
+def test_no_cluster():
+    with pytest.raises(ConnectionError):
+        address_of_auto()
+
+
+def test_what_ray_start_noted(nothing_runs):
+    nothing_runs.write_text("127.0.0.1:1\n")
+    assert address_of_auto() == "127.0.0.1:1"
+
+
+def test_the_environment_comes_first(nothing_runs, monkeypatch):
+    nothing_runs.write_text("127.0.0.1:1\n")
+    monkeypatch.setenv("RAY_ADDRESS", "ray://127.0.0.1:2")
+    assert address_of_auto() == "ray://127.0.0.1:2"
+
+
+def test_clusters_are_looked_for_anew(monkeypatch):
+    cleared = []
+    monkeypatch.setattr(services.find_gcs_addresses, "cache_clear", lambda: cleared.append(1))
+    with pytest.raises(ConnectionError):
+        address_of_auto()
+    assert cleared == [1]
