@@ -24,8 +24,8 @@ from ray_slo.demo.digits import (
     train,
     variants,
 )
+from ray_slo.demo.digits import serve as make_serve
 from ray_slo.demo.digits.family import FAMILY
-from ray_slo.demo.digits.serve import CONFIG
 from ray_slo.serve import build_app
 
 pytest.importorskip("sklearn", reason="no scikit-learn: pip install 'ray-slo[digits]'")
@@ -310,6 +310,13 @@ def test_importing_and_preprocessing_needs_no_torch():
 
 
 def test_make_serve_finds_its_config():
-    (application,) = yaml.safe_load(CONFIG.read_text())["applications"]
+    (application,) = yaml.safe_load(make_serve.CONFIG.read_text())["applications"]
     assert "policy" not in application["args"]  # what a newcomer tries first is the default
     assert build_app(application["args"])
+
+
+def test_make_serve_says_that_it_needs_a_clone(monkeypatch, tmp_path):
+    monkeypatch.setattr(make_serve, "CONFIG", tmp_path / "configs" / "digits.yaml")
+    monkeypatch.setattr(make_serve.modes, "enter", lambda: pytest.fail("began"))
+    with pytest.raises(SystemExit, match=r"in a clone of ray-slo only: there is no .*digits\.yaml"):
+        make_serve.main()

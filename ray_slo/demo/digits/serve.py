@@ -1,4 +1,4 @@
-"""`make serve`: run the digits application on a local Ray cluster until Ctrl-C."""
+"""`make serve`, in a clone: run the digits application on a local Ray cluster until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ CONFIG = Path(__file__).parents[3] / "configs" / "digits.yaml"
 
 
 def main() -> None:
+    if not CONFIG.is_file():
+        sys.exit(
+            f"`make serve` works in a clone of ray-slo only: there is no {CONFIG}. With the wheel, "
+            "try `ray-slo demo`, or `ray-slo new NAME` and then `serve run config.yaml` there"
+        )
     port = int(os.environ.get("PORT", "8000"))
     mode = modes.enter()  # before Ray is imported, which reads it then
     import ray
