@@ -15,6 +15,8 @@ from typer.core import TyperGroup
 
 from ray_slo.core.environment import TRACEBACK
 from ray_slo.core.explain import problem
+from ray_slo.core.pages import CLI, pointed
+from ray_slo.core.text import in_words
 
 # One module per command, each with `register(app)`.
 COMMANDS = (
@@ -25,10 +27,8 @@ COMMANDS = (
 
 def _describe(error: Exception) -> str:
     """Return the text of an error, with one line per mistake."""
-    if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {error.strerror}"
     if not isinstance(error, ValidationError):
-        return str(error)
+        return in_words(error)
     return "\n".join(
         ": ".join(filter(None, [".".join(map(str, e["loc"])), problem((), e)]))
         for e in error.errors()
@@ -61,7 +61,8 @@ class _Group(TyperGroup):
         except (ValueError, OSError) as error:
             if os.environ.get(TRACEBACK) or isinstance(error, BrokenPipeError):
                 raise
-            typer.secho(f"Error: {_describe(error)}", fg="red", err=True)
+            said = pointed(_describe(error), f"{CLI}#ray-slo-{ctx.invoked_subcommand}")
+            typer.secho(f"Error: {said}", fg="red", err=True)
             raise typer.Exit(2) from None
         except RuntimeError as error:
             from ray_slo.simulation.books import PolicyError

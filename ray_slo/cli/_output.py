@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 import yaml
 
+from ray_slo.core.explain import explaining
 from ray_slo.core.pages import SEE
 
 if TYPE_CHECKING:
@@ -94,15 +95,17 @@ def in_document(path: Path | None, model: type[T], data: Any) -> T:
     """Return `data` as an object of the class `model`. Error messages name the file."""
     from ray_slo.core.explain import validated
 
-    with mistakes_in(path):
+    with mistakes_in(path, model):
         return validated(model, data)
 
 
 @contextmanager
-def mistakes_in(path: Path | None) -> Iterator[None]:
-    """Return a context manager that adds the file's name to a ValueError, if there is a file."""
+def mistakes_in(path: Path | None, model: type[BaseModel]) -> Iterator[None]:
+    """Return a context manager that adds to a ValueError the section of the docs on the field, and
+    the file's name if there is a file. `model`: the model of the document."""
     try:
-        yield
+        with explaining(model):
+            yield
     except ValueError as error:
         if path is None:
             raise

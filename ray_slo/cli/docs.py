@@ -41,10 +41,10 @@ def docs(
             typer.echo(f"{name:36} {_title(path)}")
         return
     name, _, anchor = page.partition("#")
-    text = pages[_found(name, list(pages))].read_text(encoding="utf-8")
+    text = filled_in(pages[_found(name, list(pages))].read_text(encoding="utf-8"))
     if anchor:
         text = section(text, anchor)
-    text = filled_in(text).replace("\n<br>", "  ")
+    text = text.replace("\n<br>", "  ")
     console = Console()
     if console.is_terminal:
         console.print(Markdown(text))

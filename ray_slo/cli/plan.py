@@ -115,14 +115,14 @@ def _answers(
         data["policies"] = policies
     document = in_document(spec, sizing.PlanSpec, data)
     named = None if policies else spec  # with --policy, mistakes are not the spec's
-    with mistakes_in(named):
+    with mistakes_in(named, sizing.PlanSpec):
         base = document.build(spec.parent)
     questions = {"": base} | {change: sizing.what_if(base, change) for change in changes}
     answers: dict[str, list[Answer]] = {}
     with Console(stderr=True).status("simulating") as progress:
         for change, question in questions.items():
             progress.update(f"simulating {change}")
-            with mistakes_in(named):
+            with mistakes_in(named, sizing.PlanSpec):
                 answers[change] = sizing.size(question)
     return base, answers
 

@@ -23,7 +23,7 @@ def plan_application(spec: Path, data: Mapping[str, Any], as_json: bool) -> None
     from ray_slo.simulation.application_spec import ApplicationSpec
 
     document = in_document(spec, ApplicationSpec, data)
-    with mistakes_in(spec):
+    with mistakes_in(spec, ApplicationSpec):
         made = application_plan.plan_application(document, spec.parent)
     if as_json:
         print_json(made.to_json())

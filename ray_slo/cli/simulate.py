@@ -11,6 +11,7 @@ import typer
 from ray_slo.cli._output import (
     in_document,
     key_values,
+    mistakes_in,
     number,
     percent,
     positive,
@@ -132,11 +133,12 @@ def simulate(
         chosen = chosen.model_copy(update={"workload": chosen.workload.at_rate(rate)})
 
     base, extra = spec.parent if spec else Path(), {}
-    if goodput:
-        result, largest = _searched(chosen, base)
-        extra = {"goodput_search_rate": largest}
-    else:
-        result = chosen.run(base)
+    with mistakes_in(spec, SimulationSpec):
+        if goodput:
+            result, largest = _searched(chosen, base)
+            extra = {"goodput_search_rate": largest}
+        else:
+            result = chosen.run(base)
     written = result.write(report) if report else []
     if as_json:
         print_json({**result.summary(), **extra})
@@ -157,7 +159,8 @@ def _application(spec: Path | None, data: dict[str, Any], as_json: bool, log: Pa
 
     chosen = in_document(spec, ApplicationSpec, data)
     will_fill("--log", log)
-    result = chosen.run(spec.parent if spec else Path(), log)
+    with mistakes_in(spec, ApplicationSpec):
+        result = chosen.run(spec.parent if spec else Path(), log)
     streams = result.streams().to_dict("records")
     if as_json:
         print_json({**result.summary(), "streams": streams})

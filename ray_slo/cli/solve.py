@@ -13,6 +13,7 @@ import typer
 
 from ray_slo.cli._output import (
     in_document,
+    mistakes_in,
     number,
     percent,
     print_json,
@@ -53,7 +54,8 @@ def solve(
     chosen = in_document(spec, SolveSpec, read_document(spec, "policies/digits.yaml"))
     path = out or spec.with_suffix(".npz")
     will_write("--out", path)
-    tables, count = _solved(chosen, spec, path if path.exists() and not fresh else None, jobs)
+    with mistakes_in(spec, SolveSpec):
+        tables, count = _solved(chosen, spec, path if path.exists() and not fresh else None, jobs)
     tables.save(path)
     if as_json:
         print_json({"file": str(path), "solved": count, **summary(tables)})

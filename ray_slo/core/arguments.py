@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from ray_slo.core.hints import KINDS, bounds, parts_of
+from ray_slo.core.text import quoted
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -61,7 +62,7 @@ def check(call: Callable[..., Any], given: Mapping[str, Any], of: str = "") -> N
             hint.validate_python(value, strict=True)
         except ValidationError as error:
             words = _words(_annotations(call)[name], {e["type"] for e in error.errors()})
-            raise ValueError(f"{name}{of} must be {words}, got {value!r}") from None
+            raise ValueError(f"{name}{of} must be {words}, got {quoted(value)}") from None
 
 
 @cache

@@ -147,8 +147,8 @@ def _explain(
     is_key = error["loc"][-1:] == _KEY_LOC
     if is_key:
         keys = _keys({**error, "loc": error["loc"][:-2]}, data)
-    key = [str(error["input"])] * is_key
-    path = clipped(".".join(filter(None, [at, *map(str, keys), *key])), _KEY)
+    key = [_shown_key(error["input"])] if is_key else []
+    path = clipped(".".join(filter(None, [at, *map(_shown_key, keys), *key])), _KEY)
     if kind == "extra_forbidden":
         return f"{path}: {_unknown_key(model, data, keys, listed)}"
     if kind == "union_tag_not_found":
@@ -169,6 +169,10 @@ def _explain(
     return f"{path}: {said}" if path else said
 
 
+def _shown_key(key: Any) -> str:
+    return key if isinstance(key, str) else quoted(key)
+
+
 def problem(hints: Sequence[Any], error: Any) -> str:
     """The message about a wrong value, without its place.
 
@@ -186,14 +190,15 @@ def problem(hints: Sequence[Any], error: Any) -> str:
         return said if shown else f"{said}{got}"
     if kind == "missing":
         return f"required; it must be {words}" if words else "required"
-    if error["loc"][-1:] == _KEY_LOC:
-        if words != KINDS[str]:
+    if kind == "invalid_key" or error["loc"][-1:] == _KEY_LOC:
+        if kind != "invalid_key" and words != KINDS[str]:
             return f"the key must be {words}{got}"
-        return f'the key must be {words}{got}; write it in quotes: "{given}"'
+        return f'the key must be {KINDS[str]}{got}; write it in quotes: "{quoted(given)}"'
     if kind.startswith(("greater_than", "less_than")) and limits:
         return f"must be {limits}{got}"
     if kind == "finite_number":
-        return f"must be a finite number{f' {limits}' if limits else ''}{got}"
+        of = " of" if limits.startswith("at ") else ""
+        return f"must be a finite number{f'{of} {limits}' if limits else ''}{got}"
     if kind.endswith("too_short"):
         return f"must not be empty{got}"
     valid = [str(c) for hint in hints for c in choices(hint)]

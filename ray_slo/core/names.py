@@ -19,6 +19,8 @@ def import_attr(path: str) -> Any:
         return getattr(import_module(module), attr)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"cannot import {path!r}: {error}") from error
+    except Exception as error:  # of the module's own code
+        raise ValueError(f"cannot import {path!r}: {type(error).__name__}: {error}") from error
 
 
 def listed(names: Sequence[str], most: int = 8) -> str:

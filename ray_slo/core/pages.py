@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import PurePosixPath
 
 PAGE = PurePosixPath("docs/reference/config.md")
+CLI = "docs/reference/cli.md"
+DEPLOYMENTS, PIPELINES = (f"docs/reference/python.md#{of}" for of in ("deployments", "pipelines"))
 _SERVE, _SIMULATION = "serve.config", "simulation"
+_RAMSIS = "planning.ramsis"
 _APPLICATION, _SIZING = f"{_SIMULATION}.application_spec", f"{_SIMULATION}.sizing.document"
 
 SECTIONS: dict[str, tuple[str, ...]] = {
@@ -45,6 +49,10 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "a-plan": (f"{_SIZING}.PlanSpec",),
     "pool": (f"{_SIZING}.PoolSpec",),
     "pipeline-of-a-plan": (*(f"{_SIZING}.{n}Spec" for n in ("Pipeline", "Stage", "StageVariant")),),
+    "tables-to-solve": (
+        *(f"{_RAMSIS}.spec.{n}Spec" for n in ("Solve", "Variant", "Loads")),
+        *(f"{_RAMSIS}.arrivals.{n}Spec" for n in ("Poisson", "Gamma", "Empirical")),
+    ),
 }
 """Classes of ray_slo whose fields a section of `PAGE` lists, by its anchor."""
 
@@ -61,3 +69,19 @@ def see(anchors: Iterable[str | None]) -> list[str]:
     """The line that names sections; no line if there are none."""
     named = [f"{PAGE}#{anchor}" for anchor in dict.fromkeys(anchors) if anchor is not None]
     return [f"{SEE}{' and '.join(named[:3])}"] if named else []
+
+
+def pointed(said: str, place: str) -> str:
+    """A message that ends with the line that names a place in the docs, unless it has one."""
+    has_one = any(line.startswith(SEE) for line in said.splitlines())
+    return said if has_one else f"{said}\n{SEE}{place}"
+
+
+@contextmanager
+def pointing(place: str) -> Iterator[None]:
+    """Add the line that names a place in the docs to the message of a ValueError that is raised
+    inside, unless it has one."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(pointed(str(error), place)) from error.__cause__

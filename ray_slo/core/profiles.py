@@ -23,6 +23,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ray_slo.core.text import kind_of, quoted
+
 T = TypeVar("T")
 
 _FORMAT = "ray-slo/latency-profile/1"
@@ -432,8 +434,8 @@ def load_profiles(path: str | Path) -> dict[str, LatencyProfile]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not a latency-profile file: {error}") from None
     if not isinstance(body, dict) or body.get("format") != _FORMAT:
-        found = body.get("format") if isinstance(body, dict) else type(body).__name__
-        raise ValueError(f"{path}: format must be {_FORMAT!r}, got {found!r}")
+        got = quoted(body.get("format")) if isinstance(body, dict) else kind_of(body)
+        raise ValueError(f"{path}: format must be {_FORMAT!r}, got {got}")
     profiles = body.get("profiles")
     if not isinstance(profiles, dict):
         raise ValueError(f"{path}: profiles must be a mapping by name of variants")
@@ -441,7 +443,7 @@ def load_profiles(path: str | Path) -> dict[str, LatencyProfile]:
     for name, data in profiles.items():
         try:
             if not isinstance(data, dict):
-                raise ValueError(f"it must be a mapping, got {type(data).__name__}")
+                raise ValueError(f"it must be a mapping, got {kind_of(data)}")
             found[name] = LatencyProfile.from_json(data)
         except ValueError as error:
             raise ValueError(f"{path}: profiles.{name}: {error}") from None

@@ -7,6 +7,34 @@ from typing import Any
 SHOWN = 80  # characters of a value
 
 
+_KINDS: dict[type, str] = {
+    type(None): "nothing",
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    str: "a text",
+    bytes: "bytes",
+    dict: "a mapping",
+    list: "a list",
+    tuple: "a tuple",
+    set: "a set",
+}
+
+
+def kind_of(value: Any) -> str:
+    """The kind of a value in words, for messages that do not show the value itself."""
+    kind = type(value)
+    article = "an" if kind.__name__[:1].lower() in "aeiou" else "a"
+    return _KINDS.get(kind) or f"{article} {kind.__name__}"
+
+
+def in_words(error: Exception) -> str:
+    """The text of an error; that of an OSError begins with the file, without an error number."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename or quoted('')}: {error.strerror}"
+    return str(error)
+
+
 def clipped(text: str, most: int) -> str:
     """`text` cut to `most` characters, and such that it can be encoded."""
     text = text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from ray_slo.core.documents import load_arrays
 from ray_slo.core.names import import_attr
+from ray_slo.core.text import kind_of
 
 _FORMAT = "ray-slo/workload/1"
 
@@ -126,7 +127,13 @@ def _from_python(name: str) -> Payloads:
     if isinstance(value, Payloads):
         return value
     items, labels = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
-    items = list(items)
+    try:
+        items = list(items)
+    except TypeError:
+        raise ValueError(
+            f"payload: {name} gives {kind_of(items)}; wanted a list of payloads, a pair (payloads, "
+            "labels), ray_slo.load.workload.Payloads, or a function that returns one of these"
+        ) from None
     kind = "application/octet-stream"
     if items and isinstance(items[0], bytes):
         kind = _sniff(items[0])

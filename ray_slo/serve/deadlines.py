@@ -329,18 +329,34 @@ def deadline_scope(latency_ms: float | HasHeaders | None) -> Iterator[None]:
     Args:
         latency_ms: time until the deadline, in milliseconds; or an HTTP request (any object with
             `headers`), whose headers are read. None: each call has the SLO of its model.
+
+    Raises:
+        ValueError: `latency_ms` is none of these.
     """
     if latency_ms is None:
         limit = None
     elif isinstance(latency_ms, HasHeaders):
         limit = _limit_of((name.lower(), value) for name, value in latency_ms.headers.items())
     else:
-        limit = _from_now(float(latency_ms) / 1e3, True)
+        limit = _from_now(_scope_ms(latency_ms) / 1e3, True)
     token = _limit.set(limit or _Limit(math.inf, False))
     try:
         yield
     finally:
         _limit.reset(token)
+
+
+def _scope_ms(value: Any) -> float:
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if math.isnan(number):
+        raise ValueError(
+            "latency_ms of deadline_scope must be a number of milliseconds, a request with "
+            f"headers, or None, got {quoted(value)}"
+        )
+    return number
 
 
 def note_headers(headers: Iterable[tuple[Any, Any]]) -> None:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from ray import cloudpickle
 
+from ray_slo.core.text import kind_of
 from ray_slo.models.checkpoint import Preempted
 from ray_slo.serve.errors import BatchResultError
 from ray_slo.serve.suspects import Marks
@@ -139,12 +140,16 @@ def check_results(results: Any, expected: int, method: str, model: str) -> None:
     except TypeError:
         count = -1
     if count != expected:
-        got = f"{count} results" if count >= 0 else f"a {type(results).__name__}"
+        got = _counted(count, "result") if count >= 0 else kind_of(results)
         raise BatchResultError(
-            f"{method} was given {expected} items and returned {got}; "
+            f"{method} was given {_counted(expected, 'item')} and returned {got}; "
             "it must return a list with one result per item",
             model=model,
         )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 class _Call(NamedTuple):

@@ -66,6 +66,11 @@ class NetworkSpec(VariantSpec):
         profiles = self.build(name, kinds, base).profiles
         memory = self.memory_mb
         needs = memory if isinstance(memory, dict) else dict.fromkeys(profiles, memory)
+        for unknown in sorted(needs.keys() - set(kinds))[:1]:
+            raise Misplaced(
+                f"memory_mb.{unknown}",
+                f"no such kind of workers; they are {listed(kinds)}{nearest(unknown, kinds)}",
+            )
         return auto.Variant(name, self.accuracy, profiles, needs)
 
 
@@ -310,6 +315,9 @@ class ApplicationSpec(Frozen):
                 f"no such model or pipeline; they are {listed(roots)}{nearest(unknown, roots)}",
             )
         check_streams(self.workloads, [stream for tree in trees for stream, _ in tree.streams()])
+        for stream, workload in self.workloads.items():
+            with placed(f"workloads.{stream}"):
+                workload.check_models([stream])
         group_of = {
             m: self.groups[tree.name]
             for tree in trees

@@ -49,7 +49,7 @@ class VariantSpec(Frozen):
 
     profile: ProfileSpec | None = None
     profiles: dict[str, ProfileSpec] | None = None
-    accuracy: float | None = None
+    accuracy: Annotated[float, Field(ge=0, le=100)] | None = None
 
     @model_validator(mode="after")
     def _one_of_them(self) -> VariantSpec:
@@ -225,7 +225,10 @@ class SimulationSpec(Frozen):
 
     @model_validator(mode="after")
     def _names_what_there_is(self) -> SimulationSpec:
-        self.make_policy()
+        try:
+            self.make_policy()
+        except ValueError as error:
+            raise Misplaced("policy", str(error).removeprefix("policy: ")) from None
         with placed("workload"):
             self.workload.check_models(list(self.cluster.models))
         workers = self.cluster.names

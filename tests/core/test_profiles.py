@@ -205,7 +205,7 @@ def test_files(tmp_path):
     with pytest.raises(ValueError, match="got 'other'"):
         load_profiles(path)
     path.write_text("[]")
-    with pytest.raises(ValueError, match="got 'list'"):
+    with pytest.raises(ValueError, match="got a list"):
         load_profiles(path)
 
 

@@ -136,7 +136,7 @@ def test_http_unknown_model_and_method(app):
         (("raise", "value"), ValueError, "poison"),
         (("raise", "stop"), RuntimeError, "StopIteration: stop"),
         (("raise", "exit"), RuntimeError, "SystemExit: exit"),
-        (("drop_one", 0), BatchResultError, "was given 1 items and returned 0 results"),
+        (("drop_one", 0), BatchResultError, "was given 1 item and returned 0 results"),
         (("lock", 0), TypeError, "pickle"),
         ("bad", BadInput, "this item is bad"),
         ("lock", BadInput, "cannot be pickled"),

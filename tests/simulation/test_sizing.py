@@ -280,7 +280,7 @@ def test_what_if_says_what_it_wants(change, message):
         ({"policy": {"name": "eager"}, "policies": ["eager"]}, "either policy or policies"),
         ({"policies": ["eagre"]}, "policy 'eagre' is unknown; choose one of auto, deferred"),
         ({"bad_rate": 1}, "bad_rate"),
-        ({"pool": {"types": ["m5"]}}, "pool.types: must be of g4dn.xlarge, .* got 'm5'"),
+        ({"pool": {"types": ["m5"]}}, "pool.types.0: must be one of g4dn.xlarge, .* got 'm5'"),
         ({"pool": {"types": ["t3.xlarge"] * 2}}, "pool.types: must be different"),
         (
             {"cluster": {**POOL["cluster"], "workers": {"t4": 3}}},

@@ -94,7 +94,7 @@ def test_shipped_configs_run(path):
 def test_read_yaml_says_what_is_wrong(tmp_path):
     path = tmp_path / "x.yaml"
     path.write_text("- a list")
-    with pytest.raises(ValueError, match="must hold a mapping, got list"):
+    with pytest.raises(ValueError, match="must hold a mapping, got a list"):
         read_yaml(path)
     path.write_text("{")
     with pytest.raises(ValueError, match="not YAML"):

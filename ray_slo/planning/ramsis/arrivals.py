@@ -21,6 +21,7 @@ from scipy.special import gammainc, gammaln, xlogy
 
 from ray_slo.core.documents import Frozen
 from ray_slo.core.explain import Misplaced, placed, validated
+from ray_slo.core.text import in_words
 
 Floats = NDArray[np.float64]
 
@@ -180,6 +181,8 @@ class Empirical(_FromAtLeast):
 
 
 class PoissonSpec(Frozen):
+    """Exponential gaps: requests arrive independently of each other."""
+
     kind: Literal["poisson"] = "poisson"
 
     def build(self, base: Path) -> Arrivals:
@@ -187,7 +190,11 @@ class PoissonSpec(Frozen):
 
 
 class GammaSpec(Frozen):
-    """Gamma-distributed gaps: shape 1 is Poisson, smaller is burstier."""
+    """Gamma-distributed gaps.
+
+    Attributes:
+        shape: 1 is Poisson, smaller is burstier.
+    """
 
     kind: Literal["gamma"]
     shape: PositiveFloat
@@ -197,7 +204,11 @@ class GammaSpec(Frozen):
 
 
 class EmpiricalSpec(Frozen):
-    """Recorded arrival times in seconds, one a line; the rate is stretched as needed."""
+    """Recorded arrivals; the rate is stretched as needed.
+
+    Attributes:
+        file: arrival times in seconds, one per line. It is relative to the document's folder.
+    """
 
     kind: Literal["empirical"]
     file: Path
@@ -209,7 +220,7 @@ class EmpiricalSpec(Frozen):
                 warnings.simplefilter("ignore", UserWarning)  # NumPy's, of an empty file
                 return Empirical(np.loadtxt(path, dtype=float, ndmin=1))
         except OSError as error:
-            raise Misplaced("file", str(error)) from None
+            raise Misplaced("file", in_words(error)) from None
         except ValueError as error:
             wanted = "must hold arrival times in seconds, one per line"
             raise Misplaced("file", f"{path} {wanted}: {error}") from None

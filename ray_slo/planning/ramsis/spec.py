@@ -15,7 +15,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from ray_slo.core.documents import Frozen, ProfileSpec, SloMs
 from ray_slo.core.explain import Misplaced, placed
@@ -31,23 +31,65 @@ from ray_slo.planning.ramsis.problem import (
 
 
 class VariantSpec(Frozen):
-    """A variant: accuracy in percent, and its latency profile."""
+    """A variant.
+
+    Attributes:
+        accuracy: percent.
+        profile: its latency profile.
+    """
 
     accuracy: Annotated[float, Field(ge=0, le=100)]
     profile: ProfileSpec
 
 
 class LoadsSpec(Frozen):
-    """Requests per second, whole pool: those named, or from low to high in steps of accuracy."""
+    """Loads of the whole pool: those named, or from low to high in steps of accuracy.
+
+    Attributes:
+        rates: requests per second of each table.
+        low: the lowest load, requests per second.
+        high: the highest load, requests per second.
+        step_accuracy: largest difference in expected accuracy between two neighbouring tables,
+            percentage points.
+    """
 
     rates: list[PositiveFloat] = Field(default_factory=list)
     low: PositiveFloat | None = None
     high: PositiveFloat | None = None
     step_accuracy: PositiveFloat = 1.0
 
+    @model_validator(mode="after")
+    def _from_low_to_high(self) -> LoadsSpec:
+        if (self.low is None) != (self.high is None):
+            here, lost = ("low", "high") if self.high is None else ("high", "low")
+            raise Misplaced(lost, f"required beside {here}, which is {getattr(self, here):g}")
+        if self.low is not None and self.high is not None and self.low >= self.high:
+            raise Misplaced("low", f"must be below high, which is {self.high:g}, got {self.low:g}")
+        return self
+
 
 class SolveSpec(Frozen):
-    """A problem without its rate, and the loads to solve it for; fields as in `Problem`."""
+    """A problem without its rate, and the loads to solve it for.
+
+    Attributes:
+        latency_slo_ms: time from arrival to answer, milliseconds.
+        num_workers: number of equal workers.
+        variants: variants by name. Every worker has all of them loaded.
+        loads: the loads that get a table.
+        arrivals: distribution of arrivals.
+        balancing: how requests get to workers: to each in turn, or to the shortest queue.
+        discretization: slack in steps of equal length ("fld"), or by the latencies that occur.
+        num_slacks: number of steps of slack, with "fld".
+        max_queue: the longest queue that decisions distinguish. Default: about twice the largest
+            batch that fits the SLO.
+        batching: "maximal" takes all queued requests, "variable" any part of them.
+        objective: maximises the accuracy of requests ("per_query"), or of batches as the published
+            code.
+        late: what happens to requests that no variant can answer in time.
+        late_penalty: cost of a request that is not answered in time, in percentage points, beside
+            the missing accuracy.
+        pareto: leave out variants that another one beats in accuracy and in latency.
+    """
 
     latency_slo_ms: SloMs
     num_workers: PositiveInt

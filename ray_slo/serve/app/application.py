@@ -8,6 +8,7 @@ from typing import Any
 from ray.serve import Application
 
 from ray_slo.core.explain import placed
+from ray_slo.core.pages import PIPELINES, pointing
 from ray_slo.serve.app.build import build_app
 from ray_slo.serve.app.pipeline import by_name
 
@@ -65,5 +66,5 @@ def _by_name(name: str, fields: Any) -> Any:
     tasks = fields.get("tasks") if isinstance(fields, Mapping) else None
     if not isinstance(tasks, list | tuple):
         return fields
-    with placed(f"pipelines.{name}"):
+    with pointing(PIPELINES), placed(f"pipelines.{name}"):
         return {**fields, "tasks": by_name(tasks)}

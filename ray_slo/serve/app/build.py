@@ -19,7 +19,7 @@ from ray.serve import Application
 from ray_slo.core import environment
 from ray_slo.core.explain import explaining
 from ray_slo.core.profiles import load_profiles
-from ray_slo.core.text import quoted
+from ray_slo.core.text import in_words, quoted
 from ray_slo.policies.registry import refuse_sizes
 from ray_slo.serve.config.app import AppConfig
 from ray_slo.serve.config.models import ModelConfig
@@ -72,7 +72,11 @@ def build_app_from_spec(spec: AppSpec) -> Application:
     for line in environment.check():
         logger.warning("%s", line)
     with explaining(AppConfig):
-        _check_code(spec)
+        return _built(spec)
+
+
+def _built(spec: AppSpec) -> Application:
+    _check_code(spec)
     spec = spec.model_copy(update={"sized": _sized(spec)})
     spec = spec.stamped(_fingerprint(spec))
     name = spec.deployment_name
@@ -150,7 +154,7 @@ def _check_code(spec: AppSpec) -> None:
             try:
                 load_profiles(file)
             except (OSError, ValueError) as error:
-                said = "no such file" if isinstance(error, FileNotFoundError) else str(error)
+                said = "no such file" if isinstance(error, FileNotFoundError) else in_words(error)
                 raise ValueError(f"{field}: {file}: {said.removeprefix(f'{file}: ')}") from None
         if hasattr(cls, "size") and (why := _refused_sizes(spec, name)):
             raise ValueError(f"{where}.callable: {cls.__name__}.size: {why}")

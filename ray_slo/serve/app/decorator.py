@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from ray.serve import Application
 
+from ray_slo.core.pages import DEPLOYMENTS, pointed, pointing
 from ray_slo.core.text import quoted
 from ray_slo.serve.app.build import build_app_from_spec
 from ray_slo.serve.config.models import ModelConfig, Variant
@@ -27,10 +28,11 @@ class Deployment:
             isinstance(v, Variant) for v in variants
         )
         has_variants = bool(variants) and (named or listed)  # of what is neither, the spec says so
-        self._user_class = check_user_class(user_class, has_variants)
-        self._options = options
-        functools.update_wrapper(self, user_class, updated=())
-        self._spec((), {})  # refuse bad options at the decorator
+        with pointing(DEPLOYMENTS):
+            self._user_class = check_user_class(user_class, has_variants)
+            self._options = options
+            functools.update_wrapper(self, user_class, updated=())
+            self._spec((), {})  # refuse bad options at the decorator
 
     @property
     def user_class(self) -> type[Any]:
@@ -180,8 +182,9 @@ def deployment(
     given = {k: v for k, v in locals().items() if k not in ("_user_class", "serve_options")}
     options = {**given, **serve_options}
     if latency_slo_ms is None:
-        raise ValueError(
+        said = (
             "@ray_slo.deployment needs latency_slo_ms, e.g. @ray_slo.deployment(latency_slo_ms=100)"
         )
+        raise ValueError(pointed(said, DEPLOYMENTS))
     make: Callable[[type[Any]], Deployment] = functools.partial(Deployment, options=options)
     return make(_user_class) if _user_class is not None else make

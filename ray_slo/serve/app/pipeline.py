@@ -8,6 +8,7 @@ from typing import Any
 
 from ray.serve import Application
 
+from ray_slo.core.pages import PIPELINES, pointing
 from ray_slo.core.text import quoted
 from ray_slo.serve.app.build import build_app_from_spec
 from ray_slo.serve.config.models import Variant
@@ -59,12 +60,13 @@ class Task:
             "accuracy": self.accuracy,
             "factors": self.factors,
         }
-        unsaid: tuple[Any, ...] = (None, "", (), [], {})
         if not isinstance(self.options, Mapping):
             raise ValueError(
                 f"options of task {self.name!r}: must be a mapping, got {quoted(self.options)}"
             )
-        return {n: v for n, v in given.items() if v not in unsaid} | dict(self.options)
+        unsaid = vars(Task(self.name))
+        said = {n: v for n, v in given.items() if v is not None and v != unsaid[n]}
+        return said | dict(self.options)
 
 
 def by_name(tasks: Sequence[Task]) -> dict[str, dict[str, Any]]:
@@ -152,9 +154,11 @@ class Pipeline:
             "max_replicas": max_replicas,
             "ray_actor_options": ray_actor_options,
         }
+        with pointing(PIPELINES):
+            named = by_name(tasks)
         self._data: dict[str, Any] = {
             "pipeline": {
-                "tasks": by_name(tasks),
+                "tasks": named,
                 "latency_slo_ms": latency_slo_ms,
                 "slo_classes": {} if slo_classes is None else slo_classes,
                 "join": join,

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from ray_slo.core import LatencyProfile
+from ray_slo.core.pages import DEPLOYMENTS, pointed
 from ray_slo.core.profiles import load_profiles, profile_of
-from ray_slo.core.text import quoted
+from ray_slo.core.requests import MAX_LATENCY_MS
+from ray_slo.core.text import in_words, quoted
 from ray_slo.policies.registry import make_policy
 from ray_slo.serve.batch.batcher import Batcher, Call, End, Settings
 from ray_slo.serve.deadlines import note_headers
@@ -44,9 +46,9 @@ class _Batched:
         self._is_method = bool(parameters) and parameters[0].name in ("self", "cls")
         items = parameters[self._is_method :]
         if not items:
-            raise ConfigError(f"{self.name} must take a list of items as its argument")
+            raise _refused(f"{self.name} must take a list of items as its argument")
         if any(p.name == "latency_slo_ms" for p in items):
-            raise ConfigError(
+            raise _refused(
                 f"{self.name}: the argument name latency_slo_ms is taken: a caller's "
                 "latency_slo_ms=… is the deadline of that call"
             )
@@ -93,7 +95,11 @@ class _Batched:
             slo_s = _positive_ms(slo_ms, BadInput, field="latency_slo_ms") / 1e3
         skip = int(self._is_method)
         if kwargs or not self._one_item or len(args) != 1 + skip:
-            bound = self._signature.bind(*args, **kwargs)
+            try:
+                bound = self._signature.bind(*args, **kwargs)
+            except TypeError as error:
+                takes = list(self._signature.parameters)[skip:]
+                raise TypeError(f"{self.name}: {error}; it takes {', '.join(takes)}") from None
             args, kwargs = bound.args, bound.kwargs
         instance = args[0] if self._is_method else None
         batcher = self._batcher(instance)
@@ -146,7 +152,7 @@ class _Batched:
 
     def set_latency_slo_ms(self, latency_slo_ms: float) -> None:
         """Change the SLO from now on, for every instance."""
-        self.settings.latency_slo_s = _positive_ms(latency_slo_ms, ConfigError) / 1e3
+        self.settings.latency_slo_s = _positive_ms(latency_slo_ms, _refused) / 1e3
         self._settings_changed()
 
     def get_max_batch_size(self) -> int:
@@ -241,25 +247,27 @@ def batch(
             else "valid are latency_slo_ms, max_batch_size, max_concurrent_batches, objective, "
             "profile, margin_ms"
         )
-        raise ConfigError(f"@ray_slo.batch takes no {names}: {why}")
+        raise _refused(f"@ray_slo.batch takes no {names}: {why}")
     if callable(latency_slo_ms):
-        raise ConfigError("@ray_slo.batch needs an SLO: @ray_slo.batch(latency_slo_ms=…)")
-    slo_ms = _positive_ms(latency_slo_ms, ConfigError)
+        raise _refused("@ray_slo.batch needs an SLO: @ray_slo.batch(latency_slo_ms=…)")
+    slo_ms = _positive_ms(latency_slo_ms, _refused)
     if margin_ms is None:
         margin_ms = 0.05 * slo_ms
     is_number = isinstance(margin_ms, int | float) and not isinstance(margin_ms, bool)
     if not is_number or not 0 <= margin_ms < slo_ms:
-        raise ConfigError(f"margin_ms must be 0 … latency_slo_ms ({slo_ms:g}), got {margin_ms!r}")
+        raise _refused(
+            f"margin_ms must be 0 … latency_slo_ms ({slo_ms:g}), got {quoted(margin_ms)}"
+        )
     try:
         make_policy("deferred", {"objective": objective})
     except ValueError as error:
-        raise ConfigError(str(error)) from error
+        raise _refused(str(error)) from error
 
     def decorate(func: Callable[..., Any]) -> Callable[..., Any]:
         if not callable(func) or inspect.isclass(func):
-            raise ConfigError(f"@ray_slo.batch decorates functions and methods, not {func!r}")
+            raise _refused(f"@ray_slo.batch decorates functions and methods, not {quoted(func)}")
         if inspect.isgeneratorfunction(func):
-            raise ConfigError(
+            raise _refused(
                 f"{func.__name__} is a generator; for streams, make it `async def` with `yield`"
             )
         settings = Settings(
@@ -297,26 +305,32 @@ def _load(profile: LatencyProfile | str | Path | None, name: str) -> LatencyProf
     if profile is None or isinstance(profile, LatencyProfile):
         return profile
     if not isinstance(profile, str | Path):
-        raise ConfigError(
+        raise _refused(
             f"profile must be a LatencyProfile or the path of a file, got {quoted(profile)}"
         )
     try:
         profiles = load_profiles(profile)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"profile: {error}") from error
+        raise _refused(f"profile: {in_words(error)}") from error
     if (found := profile_of(profiles, name, name)) is None:
-        raise ConfigError(f"profile {profile} has no {name!r}; it has {', '.join(profiles)}")
+        raise _refused(f"profile {profile} has no {name!r}; it has {', '.join(profiles)}")
     return found
 
 
-def _positive_ms(value: Any, error: type[SLOError], **context: Any) -> float:
+def _refused(said: str) -> ConfigError:
+    return ConfigError(pointed(said, DEPLOYMENTS))
+
+
+def _positive_ms(value: Any, error: Callable[..., SLOError], **context: Any) -> float:
     try:
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not 0 < number < math.inf:
+    if not 0 < number <= MAX_LATENCY_MS:
         raise error(
-            f"latency_slo_ms must be a positive number of milliseconds, got {value!r}", **context
+            f"latency_slo_ms must be a positive number of milliseconds, at most "
+            f"{MAX_LATENCY_MS:.0f}, got {quoted(value)}",
+            **context,
         )
     return number
 
@@ -324,5 +338,5 @@ def _positive_ms(value: Any, error: type[SLOError], **context: Any) -> float:
 def _positive_int(name: str, value: Any) -> int:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 1 <= value < math.inf or value != int(value):
-        raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
+        raise _refused(f"{name} must be a whole number of at least 1, got {quoted(value)}")
     return int(value)

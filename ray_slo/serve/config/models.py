@@ -11,6 +11,8 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from ray_slo.core.documents import SloMs
 from ray_slo.core.explain import Misplaced, explained
 from ray_slo.core.names import import_attr
+from ray_slo.core.pages import PAGE, pointed
+from ray_slo.core.text import kind_of, quoted
 from ray_slo.serve.config.common import SloClasses, StrictConfig, check_name
 from ray_slo.serve.config.user_class import check_arguments, check_user_class
 
@@ -49,7 +51,7 @@ class VariantConfig(StrictConfig):
         target = import_attr(self.load) if isinstance(self.load, str) else self.load
         if not callable(target):
             raise ValueError(
-                f"load: {self.load!r} is a {type(target).__name__}; it must be a function or a "
+                f"load: {quoted(self.load)} is {kind_of(target)}; it must be a function or a "
                 "class that returns the loaded network"
             )
         loader: Callable[..., Any] = target
@@ -97,13 +99,16 @@ class Variant(VariantConfig):
         factors: dict[str, float] | None = None,
     ) -> None:
         given = {"name": name, "accuracy": accuracy, "load": load, "args": args}
-        given |= {"kwargs": kwargs or {}, "profile": profile, "factors": factors or {}}
+        given |= {
+            "kwargs": {} if kwargs is None else kwargs,
+            "profile": profile,
+            "factors": {} if factors is None else factors,
+        }
         try:
             BaseModel.__init__(self, **given)
         except ValidationError as error:
-            raise ValueError(
-                "\n".join(f"Variant {name!r}: {e}" for e in explained(error, Variant, given))
-            ) from None
+            said = [f"Variant {quoted(name)}: {e}" for e in explained(error, Variant, given)]
+            raise ValueError(pointed("\n".join(said), f"{PAGE}#variants")) from None
 
 
 class Served(StrictConfig):

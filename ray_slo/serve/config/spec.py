@@ -12,13 +12,16 @@ from typing import Any, Literal, cast
 from pydantic import ConfigDict, Field
 
 from ray_slo.core.documents import Strict
+from ray_slo.core.explain import placed
 from ray_slo.core.names import import_attr
+from ray_slo.core.text import quoted
 from ray_slo.core.trees import Tree
 from ray_slo.planning.catalogue import InstanceType
 from ray_slo.serve.config.app import Settings
 from ray_slo.serve.config.models import ModelConfig, VariantConfig
 from ray_slo.serve.config.pipeline import PipelineConfig
 from ray_slo.serve.config.policy import PolicySpec
+from ray_slo.serve.config.user_class import HOOKS, JOIN, check_fits, check_hook
 from ray_slo.serve.config.workers import AutoscalingConfig, GroupConfig, homes_of
 
 
@@ -190,11 +193,8 @@ class AppSpec(Settings):
                 target: Any = self.models[task.model].load()
                 own = inspect.getattr_static(target, "join", None)
                 if own is not None and tree.children(task.name):
-                    if not isinstance(own, staticmethod | classmethod):
-                        raise ValueError(
-                            f"{self.fields[task.model]}.callable: join must be a @staticmethod or "
-                            "@classmethod: it runs where the model is not loaded"
-                        )
+                    with placed(f"{self.fields[task.model]}.callable"):
+                        check_hook(target, JOIN)
                     found[task.name] = target.join
             if (join := pipeline.join) is not None:
                 found[tree.root] = _function(f"{self.fields[name]}.join", join)
@@ -249,7 +249,9 @@ def _function(field: str, said: str | Callable[..., Any]) -> Callable[..., Any]:
     except ValueError as error:
         raise ValueError(f"{field}: {error}") from None
     if not callable(found):
-        raise ValueError(f"{field} must be a function, got {found!r}")
+        raise ValueError(f"{field} must be a function, got {quoted(found)}")
+    wanted, counts = HOOKS[JOIN]
+    check_fits(field, found, counts, wanted)
     return cast(Callable[..., Any], found)
 
 

@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
+
+from ray_slo.core.text import quoted
+
+JOIN = "join"
+HOOKS: Mapping[str, tuple[str, tuple[int, ...]]] = {
+    "preprocess": ("preprocess(item)", (1,)),
+    "postprocess": ("postprocess(result)", (1,)),
+    "example_input": ("example_input(), or example_input(size)", (0, 1)),
+    "size": ("size(item)", (1,)),
+    JOIN: ("join(result, {child: [joined, …]})", (2,)),
+}
+"""Optional static methods of a class: how they are written, and with how many arguments they are
+called."""
 
 
 def check_arguments(
@@ -39,7 +52,7 @@ def check_user_class(target: Any, has_variants: bool = False) -> type[Any]:
     if not has_variants:
         wanted = wanted.replace("network, ", "")
     if not inspect.isclass(target):
-        raise ValueError(f"a deployment is made from a class with {wanted}, got {target!r}")
+        raise ValueError(f"a deployment is made from a class with {wanted}, got {quoted(target)}")
     call = target.__dict__.get("__call__") or getattr(target, "__call__", None)  # noqa: B004
     if not inspect.isfunction(call):
         raise ValueError(
@@ -67,13 +80,46 @@ def check_user_class(target: Any, has_variants: bool = False) -> type[Any]:
             f"{target.__name__}.__call__ takes ({', '.join(p.name for p in takes[1:])}); without "
             f"variants it must be {wanted}"
         )
-    for name in ("preprocess", "postprocess", "example_input", "size"):
-        for owner in target.__mro__:
-            if name in owner.__dict__:
-                if not isinstance(owner.__dict__[name], staticmethod | classmethod):
-                    raise ValueError(
-                        f"{target.__name__}.{name} must be a @staticmethod or @classmethod: it "
-                        "runs where the model is not loaded"
-                    )
-                break
+    check_fits(f"{target.__name__}.__call__", call, (3 if has_variants else 2,), wanted)
+    for name in HOOKS:
+        if name != JOIN and inspect.getattr_static(target, name, target) is not target:
+            check_hook(target, name)
     return target
+
+
+def check_hook(target: type[Any], name: str) -> None:
+    """Refuse a hook of a class that cannot be called where the model is not loaded.
+
+    Raises:
+        ValueError: says what is wrong and what is expected.
+    """
+    shown, (wanted, counts) = f"{target.__name__}.{name}", HOOKS[name]
+    if not isinstance(inspect.getattr_static(target, name), staticmethod | classmethod):
+        raise ValueError(
+            f"{shown} must be a @staticmethod or @classmethod: it runs where the model is not "
+            "loaded"
+        )
+    hook = getattr(target, name)
+    if not callable(hook):
+        raise ValueError(f"{shown} must be a function, {wanted}, got {quoted(hook)}")
+    if inspect.isgeneratorfunction(hook) or inspect.isasyncgenfunction(hook):
+        raise ValueError(f"{shown} is a generator; it must return what {wanted} returns")
+    check_fits(shown, hook, counts, wanted)
+
+
+def check_fits(
+    shown: str, function: Callable[..., Any], counts: Collection[int], wanted: str
+) -> None:
+    """Refuse a function that none of these numbers of arguments fits, if its signature is known."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # written in C
+        return
+    for count in counts:
+        try:
+            signature.bind(*[None] * count)
+        except TypeError:
+            continue
+        return
+    takes = str(signature).partition(" -> ")[0]
+    raise ValueError(f"{shown} takes {takes}; it must be {wanted}")

@@ -19,6 +19,7 @@ from ray_slo.core.documents import DelayMs, ProfileSpec, SloMs, Strict, exactly_
 from ray_slo.core.explain import Misplaced, placed
 from ray_slo.core.names import listed, nearest
 from ray_slo.core.profiles import LatencyProfile
+from ray_slo.core.text import in_words
 from ray_slo.core.trees import Tree, TreeTask
 from ray_slo.planning import loki
 from ray_slo.planning.catalogue import CATALOGUE, InstanceType, load_catalogue
@@ -49,12 +50,15 @@ class PoolSpec(_Document):
         """Raises ValueError where the catalogue has no such type."""
         known = dict(CATALOGUE)
         if self.catalogue is not None:
-            known |= load_catalogue(base / self.catalogue)
-        for name in self.types:
+            try:
+                known |= load_catalogue(base / self.catalogue)
+            except (OSError, ValueError) as error:
+                raise Misplaced("pool.catalogue", in_words(error)) from None
+        for i, name in enumerate(self.types):
             if name not in known:
                 raise Misplaced(
-                    "pool.types",
-                    f"must be of {', '.join(known)}, got {name!r}{nearest(name, list(known))}",
+                    f"pool.types.{i}",
+                    f"must be one of {', '.join(known)}, got {name!r}{nearest(name, list(known))}",
                 )
         if len(set(self.types)) < len(self.types):
             raise Misplaced("pool.types", f"must be different, got {', '.join(self.types)}")
@@ -101,7 +105,7 @@ class PipelineSpec(_Document):
 
     latency_slo_ms: SloMs
     tasks: dict[str, StageSpec] = Field(min_length=1)
-    batch_sizes: list[PositiveInt] = Field([1, 2, 4, 8, 16, 32])
+    batch_sizes: list[PositiveInt] = Field([1, 2, 4, 8, 16, 32], min_length=1)
     communication_ms: DelayMs = 0.0
     waiting_factor: float = Field(2.0, ge=1)
     headroom_quantile: float | None = Field(0.95, gt=0, lt=1)
@@ -223,10 +227,13 @@ class PlanSpec(_Document):
         else:
             assert self.cluster is not None
             for i, (name, kwargs) in enumerate(policies):
-                with placed(f"policies.{i}" if self.policies else "policy"):
+                try:
                     make_policy(name, kwargs)
                     if self.workload.sizes is not None:
                         refuse_sizes(name, kwargs)
+                except ValueError as error:
+                    at = f"policies.{i}" if self.policies else "policy"
+                    raise Misplaced(at, str(error).removeprefix("policy: ")) from None
         cluster = self.cluster
         kinds = [t.name for t in types] or [KIND]
         duration_s = self.duration_s or self.workload.length_s

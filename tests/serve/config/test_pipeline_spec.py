@@ -332,7 +332,7 @@ def test_replicas_between_bounds():
         (
             {"find": {"callable": Wrong}},
             {},
-            "pipeline.tasks.find.callable: join must be a @staticmethod or @classmethod",
+            "pipeline.tasks.find.callable: Wrong.join must be a @staticmethod or @classmethod",
         ),
     ],
 )

@@ -342,7 +342,7 @@ def test_batch_method_must_fit_the_variants():
     ("name", "says"),
     [
         ("tests.serve.config.test_spec:lod", "cannot import"),
-        ("tests.serve.config.test_spec:DEEP", "is a dict"),
+        ("tests.serve.config.test_spec:DEEP", "is a mapping"),
     ],
 )
 def test_loader_that_cannot_work_is_said_before_anything_is_deployed(name, says):
