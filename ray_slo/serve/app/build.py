@@ -29,8 +29,12 @@ from ray_slo.serve.config.user_class import check_arguments
 from ray_slo.serve.config.workers import ServeOptions
 from ray_slo.serve.frontend.frontend import Frontend
 from ray_slo.serve.planner.autoscaling import autoscaling
-from ray_slo.serve.ray_private.deploy import on_one_loop, router_of, versioned
-from ray_slo.serve.ray_private.http_host import loopback_by_default
+from ray_slo.serve.ray_private.deploy import (
+    loopback_by_default,
+    on_one_loop,
+    router_of,
+    versioned,
+)
 from ray_slo.serve.ray_private.versions import say_once
 from ray_slo.serve.worker.worker import Worker
 

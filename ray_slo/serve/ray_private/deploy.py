@@ -1,5 +1,5 @@
-"""Settings of a deployment beyond Serve's public options: a version, the frontend of a worker, and
-the event loop of user code.
+"""Settings beyond Serve's public options: a deployment's version, the frontend of a worker, the
+event loop of user code, and the host on which Serve listens by default.
 
 `tests/serve/ray_private/test_deploy.py` fails when Serve has changed.
 """
@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from ray.serve import context as serve_context
-from ray.serve.config import RequestRouterConfig
+from ray.serve.config import HTTPOptions, RequestRouterConfig
 
 from ray_slo.serve.ray_private.router import TargetedRouter
 
 _ROUTER = f"{TargetedRouter.__module__}.{TargetedRouter.__name__}"
 _USER_LOOP_ENV = "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD"
+_LOOPBACK = "127.0.0.1"
 _FRONTEND = "frontend"  # argument of workers' routers; it identifies our applications
 
 
@@ -49,6 +50,18 @@ def router_of(frontend: str) -> RequestRouterConfig:
     return RequestRouterConfig(
         request_router_class=TargetedRouter, request_router_kwargs={_FRONTEND: frontend}
     )
+
+
+def loopback_by_default() -> None:
+    """Make Serve listen on loopback if this process starts it without a host, in every mode.
+
+    With HAProxy, Serve would use every interface, for HAProxy and for the ingress replicas. Config
+    files have another default: every interface, in every mode.
+    """
+    field = HTTPOptions.model_fields["host"]
+    if field.default != _LOOPBACK:
+        field.default = _LOOPBACK
+        HTTPOptions.model_rebuild(force=True)
 
 
 def frontends() -> dict[str, str]:

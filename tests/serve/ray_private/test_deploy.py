@@ -1,12 +1,24 @@
-"""Versions of deployments, and how our applications are recognised."""
+"""Versions of deployments, how our applications are recognised, and Serve's default host."""
 
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
+import pytest
 from ray import serve
 from ray.serve._private.config import DeploymentConfig
 from ray.serve.schema import _deployment_info_to_schema
 
 from ray_slo.serve.ray_private import deploy
+
+HOSTS = """
+from ray.serve.config import HTTPOptions
+print(HTTPOptions().host)
+from ray_slo.serve.ray_private.deploy import loopback_by_default
+loopback_by_default()
+print(HTTPOptions().host, HTTPOptions(port=9).host, HTTPOptions(host="0.0.0.0").host)
+"""
 
 
 def details(routers):
@@ -62,3 +74,16 @@ def test_frontends_have_one_event_loop():
     assert deploy.on_one_loop(own) == own
     for wrong in ({"runtime_env": "x"}, {"runtime_env": {"env_vars": "x"}}):
         assert deploy.on_one_loop(wrong) == wrong
+
+
+@pytest.mark.parametrize(("haproxy", "of_serve"), [("0", "127.0.0.1"), ("1", "0.0.0.0")])
+def test_loopback_unless_told_otherwise(haproxy, of_serve):
+    """Serve reads the mode when it is imported: hence a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", HOSTS],
+        env={**os.environ, "RAY_SERVE_ENABLE_HA_PROXY": haproxy},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [of_serve, "127.0.0.1", "127.0.0.1", "0.0.0.0"]
