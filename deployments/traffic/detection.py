@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ray_slo.models.devices import pick_device
 from ray_slo.models.lanes import lane_of
-from ray_slo.models.loading import checked_by, one_of, pick_device
+from ray_slo.models.loading import checked_by, one_of
 from ray_slo.models.vision import build, torchvision_models, weights_of
 
 from .boxes import Found, Picture

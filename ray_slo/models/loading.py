@@ -1,16 +1,13 @@
-"""Arguments that all loaders of published networks have: the weights and the device."""
+"""The argument `weights`, which all loaders of published networks have."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ray_slo.core.environment import PAGE, WEIGHTS
-
-if TYPE_CHECKING:
-    import torch
 
 Word = Literal["none", "local", "download"]
 Source = Word | Path
@@ -96,28 +93,3 @@ def say(*choices: str) -> str:
     """
     said = ", ".join((*choices, "'none' (random)")) + " or a path"
     return f"say {said}, as the argument weights or in {WEIGHTS_VARIABLE}"
-
-
-def pick_device(device: str = "auto") -> torch.device:
-    """Return the torch device of a name. "auto" is the CUDA device if there is one, otherwise the
-    CPU.
-
-    Raises:
-        ValueError: there is no such device.
-    """
-    import torch
-
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        picked = torch.device(device)
-    except (RuntimeError, TypeError):
-        raise ValueError(
-            f"device: got {device!r}, wanted 'auto', 'cpu', 'cuda' or 'cuda:0', 'cuda:1', …"
-        ) from None
-    if picked.type == "cuda" and (picked.index or 0) >= torch.cuda.device_count():
-        raise ValueError(
-            f"device: got {device!r}, but torch {torch.__version__} sees "
-            f"{torch.cuda.device_count()} CUDA devices here"
-        )
-    return picked

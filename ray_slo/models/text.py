@@ -28,13 +28,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ray_slo.core.text import quoted
+from ray_slo.models.devices import pick_device
 from ray_slo.models.fetching import TIMEOUT_S
 from ray_slo.models.lanes import Lane
 from ray_slo.models.loading import (
     Source,
     checked_by,
     one_of,
-    pick_device,
     say,
     weights_source,
 )

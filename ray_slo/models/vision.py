@@ -27,13 +27,13 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_slo.models.devices import pick_device
 from ray_slo.models.fetching import fetch
 from ray_slo.models.lanes import Lane
 from ray_slo.models.loading import (
     Source,
     checked_by,
     one_of,
-    pick_device,
     say,
     weights_source,
 )

@@ -1,4 +1,4 @@
-"""How users name weights and devices."""
+"""How users name weights."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ray_slo.models.loading import pick_device, weights_source
+from ray_slo.models.loading import weights_source
 
 
 def test_words_and_paths(tmp_path):
@@ -71,14 +71,3 @@ def test_a_missing_path_says_where_it_was_looked_for(tmp_path, monkeypatch):
     with pytest.raises(ValueError) as caught:
         weights_source("w.pth", "a file")
     assert f"no file or folder here ({tmp_path})" in str(caught.value)
-
-
-def test_devices():
-    torch = pytest.importorskip("torch")
-    assert pick_device("cpu") == torch.device("cpu")
-    assert pick_device().type == ("cuda" if torch.cuda.is_available() else "cpu")
-    with pytest.raises(ValueError, match=r"device: got 'gpu', wanted 'auto', 'cpu', 'cuda'"):
-        pick_device("gpu")
-    count = torch.cuda.device_count()
-    with pytest.raises(ValueError, match=rf"device: got 'cuda:{count}', .* sees {count} CUDA"):
-        pick_device(f"cuda:{count}")
