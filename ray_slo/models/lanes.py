@@ -10,8 +10,9 @@ Importing this module does not import torch.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,6 +34,10 @@ class Lane(Protocol):
     def put(self, data: Any) -> torch.Tensor:
         """Copy a tensor or NumPy array from the host to the device. The call may return before the
         copy is complete."""
+
+    def rounding(self, *, to_tf32: bool) -> AbstractContextManager[Any]:
+        """Return a context manager in which convolutions and matrix products of float32 round their
+        inputs to TF32, or do not."""
 
     def mark(self) -> Any:
         """Return a mark at the present end of the current queue."""
@@ -65,6 +70,9 @@ class CpuLane:
         # Copy the data: arrays from Ray are read-only, and torch warns about these.
         return torch.tensor(data) if isinstance(data, np.ndarray) else data
 
+    def rounding(self, *, to_tf32: bool) -> AbstractContextManager[Any]:
+        return nullcontext()  # a CPU has no TF32
+
     def mark(self) -> Any:
         return None
 
@@ -75,6 +83,65 @@ class CpuLane:
 
     def record(self, run: Callable[[], Any], pool: Any) -> Callable[[], Any]:
         return run
+
+
+class Tf32:
+    """torch's switch of TF32, which is one for all threads and all GPUs of a process.
+
+    Threads that need the same setting run at the same time. A thread that needs the other setting
+    waits for them. After the last one, the switch is as it was before.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._users = 0
+        self._is_on = False
+        self._before: tuple[Any, ...] = ()
+
+    @contextmanager
+    def set_to(self, on: bool) -> Iterator[None]:
+        """Return a context manager in which TF32 is on or off. Do not nest it in a thread."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._users or self._is_on == on)
+            if not self._users:
+                self._before = _tf32_settings()
+                _set_tf32(on, on)
+                self._is_on = on
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._users -= 1
+                if not self._users:
+                    _set_tf32(*self._before)
+                    self._changed.notify_all()
+
+
+_TF32 = Tf32()
+
+
+def _tf32_settings() -> tuple[Any, ...]:
+    """Return torch's settings for matrix products and convolutions, which `_set_tf32` takes."""
+    import torch
+
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    try:
+        return matmul.allow_tf32, cudnn.allow_tf32
+    except RuntimeError:  # the user has set them by torch's newer names; they cannot be mixed
+        return matmul.fp32_precision, cudnn.conv.fp32_precision
+
+
+def _set_tf32(matmul: bool | str, convolutions: bool | str) -> None:
+    import torch
+
+    backends = torch.backends
+    if isinstance(matmul, str):
+        backends.cuda.matmul.fp32_precision = matmul
+        backends.cudnn.conv.fp32_precision = convolutions
+    else:  # by the older names, because torch's compiler reads these, too
+        backends.cuda.matmul.allow_tf32 = matmul
+        backends.cudnn.allow_tf32 = convolutions
 
 
 class CudaLane:
@@ -112,6 +179,9 @@ class CudaLane:
         else:
             pinned = data.pin_memory()
         return pinned.to(self._device, non_blocking=True)
+
+    def rounding(self, *, to_tf32: bool) -> AbstractContextManager[Any]:
+        return _TF32.set_to(to_tf32)
 
     def mark(self) -> Any:
         import torch

@@ -17,7 +17,7 @@ Importing this module does not import torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
 
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     import torch
 
 Tensors = Any
-"""A tensor, or a mapping of names to tensors. Each tensor has one row per item."""
+"""A tensor, or a mapping of names to tensors, each with one row per item; or a list with one tensor
+per item. Lists cannot be recorded or compiled, because their tensors may differ in shape."""
 
 SIZES = (1, 2, 4, 8, 16)
 """Batch sizes that are recorded or compiled. Up to 16 items, a few more rows cost a GPU less than
@@ -43,8 +44,10 @@ class How:
     """The way in which a network is run.
 
     Attributes:
-        precision: precision of convolutions and matrix products, by autocast. The weights do not
-            change.
+        precision: precision of convolutions and matrix products. The weights do not change.
+            "bfloat16" and "float16" use autocast. With "tf32", a GPU rounds the factors to TF32,
+            which has the range of float32 and a mantissa of 10 bits. With "float32" it does not,
+            also in convolutions, where torch would. On a CPU, both are the same.
         channels_last: whether pictures and the weights of convolutions have the memory layout
             "channels last".
         engine: "eager" runs the network as it is. "graph" records a CUDA graph for each batch size
@@ -55,7 +58,7 @@ class How:
         ValueError: a field has another value. The message names the valid ones.
     """
 
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"
     channels_last: bool = False
     engine: Literal["eager", "graph", "compile"] = "eager"
 
@@ -120,8 +123,8 @@ class Runner:
         network: a torch module in evaluation mode, or any function of the inputs. It is moved to
             the device.
         how: see `How`.
-        call: function `call(network, inputs)` that returns a tensor with one row per item. Default:
-            `network(inputs)`.
+        call: function `call(network, inputs)` that returns a tensor with one row per item, or
+            another object if it is neither recorded nor compiled. Default: `network(inputs)`.
     """
 
     def __init__(
@@ -167,7 +170,7 @@ class Runner:
         """Run a batch. Return when the device is done.
 
         Args:
-            then: function of the output (float32), which runs on the device.
+            then: function of the output (a tensor is in float32), which runs on the device.
 
         Raises:
             Preempted: the batch was stopped.
@@ -176,7 +179,8 @@ class Runner:
 
         with torch.inference_mode(), self.lane.computing():
             self.lane.wait(staged.ready)
-            result = then(self._output(staged.inputs).float())
+            output = self._output(staged.inputs)
+            result = then(output.float() if isinstance(output, torch.Tensor) else output)
         self.lane.finish()
         return result
 
@@ -220,8 +224,8 @@ class Runner:
     def _precision(self) -> AbstractContextManager[Any]:
         import torch
 
-        if self.how.precision == "float32":
-            return nullcontext()
+        if self.how.precision in ("float32", "tf32"):
+            return self.lane.rounding(to_tf32=self.how.precision == "tf32")
         dtype = getattr(torch, self.how.precision)
         # Autocast frees its cached copies of weights, but a graph continues to use their memory.
         cast: AbstractContextManager[Any] = torch.autocast(
@@ -259,6 +263,8 @@ def _leaves(inputs: Tensors) -> list[torch.Tensor]:
 def _mapped(change: Callable[[Any], Any], inputs: Tensors) -> Tensors:
     if isinstance(inputs, Mapping):
         return {name: change(tensor) for name, tensor in inputs.items()}
+    if isinstance(inputs, list):
+        return [change(tensor) for tensor in inputs]
     return change(inputs)
 
 

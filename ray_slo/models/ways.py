@@ -76,6 +76,7 @@ def choose(
     sizes: Sequence[int] = (1, 8),
     budget_s: float = 2.0,
     tolerance: float = TOLERANCE,
+    compared: Callable[[Runner, Staged], torch.Tensor] = lambda runner, staged: runner(staged),
     clock: Callable[[], float] = time.perf_counter,
 ) -> Choice:
     """Time ways to run a network, and return the best. The fields of `How` are tried one after the
@@ -87,17 +88,19 @@ def choose(
         ways: values to try, by field of `How`. The first value of each list is the plain one.
         budget_s: approximate time for all measurements, in seconds. Recordings take more time.
         tolerance: see `TOLERANCE`.
+        compared: function that runs a batch and returns the output to compare. Default: what the
+            runner returns.
     """
     number = 1 + sum(len(values) - 1 for values in ways.values())
     best = How(**{name: values[0] for name, values in ways.items()})
     each_s = budget_s / number / len(sizes)
     runner = make(best)
-    outputs = [runner(stage(runner, size)) for size in sizes]
+    outputs = [compared(runner, stage(runner, size)) for size in sizes]
     tried = [Tried(best, {size: _timed(runner, stage, size, each_s, clock) for size in sizes})]
     for name, values in ways.items():
         for value in values[1:]:
             way = replace(best, **{name: value})
-            tried.append(_tried(make, stage, way, outputs, sizes, each_s, clock))
+            tried.append(_tried(make, stage, way, compared, outputs, sizes, each_s, clock))
             if tried[-1].off <= tolerance and tried[-1].cost < _of(tried, best).cost:
                 best = way
     runner = make(best)
@@ -113,6 +116,7 @@ def _tried(
     make: Callable[[How], Runner],
     stage: Callable[[Runner, int], Staged],
     how: How,
+    compared: Callable[[Runner, Staged], torch.Tensor],
     outputs: Sequence[torch.Tensor],
     sizes: Sequence[int],
     each_s: float,
@@ -122,7 +126,7 @@ def _tried(
         runner = make(how)
         runner.prepare(lambda size: stage(runner, size), sizes)
         off = max(
-            _difference(runner(stage(runner, size)), output)
+            _difference(compared(runner, stage(runner, size)), output)
             for size, output in zip(sizes, outputs, strict=True)
         )
         seconds = {size: _timed(runner, stage, size, each_s, clock) for size in sizes}
@@ -165,12 +169,13 @@ def ways_of(network: Any, device: torch.device, *, fixed_shape: bool) -> dict[st
     """
     import torch
 
-    ways: dict[str, list[Any]] = {}
+    on_gpu = device.type == "cuda"
+    has_tf32 = on_gpu and torch.cuda.get_device_capability(device) >= (8, 0)
+    short = "bfloat16" if not on_gpu or torch.cuda.is_bf16_supported() else "float16"
+    # First the precision: the layout matters most to the units for less than float32.
+    ways: dict[str, list[Any]] = {"precision": ["float32", *["tf32"] * has_tf32, short]}
     if any(parameter.dim() == 4 for parameter in network.parameters()):
         ways["channels_last"] = [False, True]
-    on_gpu = device.type == "cuda"
-    short = "bfloat16" if not on_gpu or torch.cuda.is_bf16_supported() else "float16"
-    ways["precision"] = ["float32", short]
     if fixed_shape and on_gpu:
         ways["engine"] = ["eager", "graph"]
     return ways
@@ -184,7 +189,9 @@ def fit(
     *,
     plain: How,
     fixed_shape: bool,
-    call: Callable[[Any, Tensors], torch.Tensor] | None = None,
+    call: Callable[[Any, Tensors], Any] | None = None,
+    compared: Callable[[Any, Tensors], torch.Tensor] | None = None,
+    sizes: Sequence[int] = (1, 8),
 ) -> tuple[Runner, str]:
     """Return a prepared runner for a loader's argument `how`, and its way in words.
 
@@ -194,6 +201,9 @@ def fit(
         fixed_shape: see `ways_of`.
         stage: see `choose`.
         call: see `Runner`.
+        compared: function `compared(network, inputs)` that returns the tensor to compare, if that
+            is not the network's output. It needs ways that are neither recorded nor compiled.
+        sizes: batch sizes to measure.
 
     Raises:
         ValueError: `how` is not valid.
@@ -202,11 +212,17 @@ def fit(
     def make(way: How) -> Runner:
         return Runner(network, device, way) if call is None else Runner(network, device, way, call)
 
+    def output(runner: Runner, staged: Staged) -> torch.Tensor:
+        of = runner if compared is None else Runner(network, device, runner.how, compared)
+        found: torch.Tensor = of(staged)
+        return found
+
     asked = parse_how(how)
     if asked == "auto":
         asked = "measure" if device.type == "cuda" else plain
     if asked == "measure":
-        choice = choose(make, stage, ways_of(network, device, fixed_shape=fixed_shape))
+        ways = ways_of(network, device, fixed_shape=fixed_shape)
+        choice = choose(make, stage, ways, sizes=sizes, compared=output)
         return choice.runner, str(choice)
     runner = make(asked)
     runner.prepare(lambda size: stage(runner, size))

@@ -17,7 +17,7 @@ from torch import nn  # noqa: E402
 
 from ray_slo.models.checkpoint import PreemptionFlag, preemption_scope  # noqa: E402
 from ray_slo.models.exit_points import module_of  # noqa: E402
-from ray_slo.models.lanes import CpuLane, CudaLane, lane_of, settled  # noqa: E402
+from ray_slo.models.lanes import CpuLane, CudaLane, Tf32, lane_of, settled  # noqa: E402
 from ray_slo.models.preemption import Preempted, Preemptible  # noqa: E402
 from ray_slo.models.running import SIZES, How, Runner, parse_how  # noqa: E402
 
@@ -62,6 +62,13 @@ def test_every_way_has_the_results_of_the_bare_network(engine, channels_last):
         with torch.inference_mode():
             wanted = bare(pictures(size))
         torch.testing.assert_close(runner(stage(runner, size)), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_inputs_may_be_a_list_of_unlike_tensors_and_the_output_anything():
+    runner = Runner(network(), CPU, How("bfloat16"), lambda net, each: [net(x[None]) for x in each])
+    staged = runner.stage(lambda lane: [lane.put(pictures(1, side)[0]) for side in (9, 12)])
+    assert [tuple(tensor.shape) for tensor in staged.inputs] == [(3, 9, 9), (3, 12, 12)]
+    assert [(tuple(x.shape), x.dtype) for x in runner(staged)] == [((1, 5), torch.bfloat16)] * 2
 
 
 @pytest.mark.parametrize("engine", ["eager", "graph"])
@@ -161,7 +168,10 @@ def test_the_network_of_a_runner_is_where_exit_points_go():
         ("fast", "how: got 'fast', wanted one of 'auto', 'measure', a mapping"),
         ({"engin": "graph"}, "how: got 'engin', wanted one of precision, channels_last, engine"),
         ({"engine": "jit"}, r"how.engine: got 'jit', wanted one of eager, graph, compile"),
-        ({"precision": "int8"}, r"how.precision: got 'int8', wanted one of float32, bfloat16"),
+        (
+            {"precision": "int8"},
+            r"how.precision: got 'int8', wanted one of float32, tf32, bfloat16",
+        ),
         ({"channels_last": 1}, "how.channels_last: got 1, wanted one of true, false"),
     ],
 )
@@ -182,6 +192,69 @@ def test_arrays_are_copied_even_where_they_are_read_only():
     there = CpuLane().put(array)
     assert there.tolist() == [0, 0, 0] and there.dtype is torch.uint8
     assert lane_of(CPU) is lane_of(torch.device("cpu"))  # one per process
+
+
+# -- TF32: torch's switches, which a CPU has, too ------------------------------------------------
+
+
+def switches():
+    return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+
+def test_tf32_is_on_or_off_while_a_batch_runs_and_as_it_was_afterwards(cuda):
+    before, seen = switches(), []
+    for how in (How("tf32"), How(), How("tf32", engine="graph"), How(engine="graph")):
+        runner = Runner(network(), CPU, how)
+        runner.network.register_forward_hook(lambda *_: seen.append(switches()))
+        runner.prepare(partial(stage, runner), sizes=(2,))
+        if how.engine == "eager":
+            runner(stage(runner, 2))
+        assert set(seen) == {(how.precision == "tf32",) * 2} and switches() == before
+        seen.clear()
+    with pytest.raises(RuntimeError, match="broken"), cuda.lane.rounding(to_tf32=True):
+        raise RuntimeError("broken")
+    assert switches() == before
+
+
+def test_settings_by_torchs_newer_names_are_kept(cuda):
+    if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+        pytest.skip("this torch has only the older names")
+    before = switches()
+    try:
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        torch.backends.cudnn.conv.fp32_precision = "ieee"
+        for on in (False, True):
+            with cuda.lane.rounding(to_tf32=on):
+                assert switches() == (on, on)
+            assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+            assert torch.backends.cudnn.conv.fp32_precision == "ieee"
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+    assert switches() == before
+
+
+def test_threads_with_the_same_setting_run_together_and_others_wait():
+    before, switch = switches(), Tf32()
+    met, order = threading.Barrier(2), []
+
+    def same():
+        with switch.set_to(True):
+            met.wait(60)  # both are inside
+            order.append(switches())
+
+    def other():
+        with switch.set_to(False):
+            order.append(switches())
+
+    with switch.set_to(True):
+        threads = [threading.Thread(target=work) for work in (other, same)]
+        for thread in threads:
+            thread.start()
+        met.wait(60)
+        threads[1].join()
+        assert order == [(True, True)]  # the other one waits
+    threads[0].join()
+    assert order[1:] == [(False, False)] and switches() == before
 
 
 # -- a GPU's streams, pretended ----------------------------------------------------------------
@@ -272,7 +345,7 @@ class Within:
 @pytest.fixture
 def cuda(monkeypatch):
     made = Cuda().patched(monkeypatch)
-    lane = CudaLane(CPU)
+    made.lane = lane = CudaLane(CPU)
     monkeypatch.setattr("ray_slo.models.running.lane_of", lambda _: lane)
     made.log.clear()
     return made

@@ -95,12 +95,57 @@ def test_what_the_device_cannot_do_is_left_out(choice):
 
 def test_ways_are_those_that_a_network_and_a_device_have(monkeypatch):
     linear, pictures = torch.nn.Linear(1, 1), torch.nn.Conv2d(1, 1, 1)
+    capability = (7, 5)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert ways_of(linear, CPU, fixed_shape=True) == {"precision": ["float32", "bfloat16"]}
     assert ways_of(pictures, CPU, fixed_shape=True)["channels_last"] == [False, True]
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
     on_gpu = ways_of(linear, torch.device("cuda"), fixed_shape=True)
     assert on_gpu == {"precision": ["float32", "float16"], "engine": ["eager", "graph"]}
     assert "engine" not in ways_of(linear, torch.device("cuda"), fixed_shape=False)
+    capability = (8, 0)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    with_tf32 = ways_of(pictures, torch.device("cuda"), fixed_shape=False)
+    assert with_tf32 == {
+        "precision": ["float32", "tf32", "bfloat16"],
+        "channels_last": [False, True],
+    }
+
+
+def test_tf32_is_chosen_and_refused_like_any_precision(monkeypatch):
+    monkeypatch.setattr(Pretended, "now", 0.0)
+    linear = torch.nn.Linear(3, 2).eval()
+    ms = {"float32, eager": 4.0, "tf32, eager": 1.0, "bfloat16, eager": 2.0}
+    monkeypatch.setattr(Pretended, "ms", ms, raising=False)
+    for off, chosen in ((0.001, "tf32"), (0.03, "bfloat16")):
+        monkeypatch.setattr(Pretended, "off", {"tf32, eager": off}, raising=False)
+        best = choose(
+            lambda how: Pretended(linear, CPU, how),
+            stage,
+            {"precision": ["float32", "tf32", "bfloat16"]},
+            clock=lambda: Pretended.now,
+        )
+        assert best.runner.how.precision == chosen and str(best).startswith(f"{chosen}, eager: ")
+
+
+def test_what_is_compared_may_be_another_output_than_what_is_timed():
+    """A network whose answer is no tensor: its inner values are compared."""
+    timed, compared = [], []
+    linear = torch.nn.Linear(3, 2).eval()
+
+    def call(network, inputs):
+        timed.append(len(inputs))
+        return ["an answer"] * len(inputs)
+
+    def inner(network, inputs):
+        compared.append((len(inputs), torch.is_autocast_enabled("cpu")))
+        return network(inputs) + torch.is_autocast_enabled("cpu")
+
+    options = {"plain": How(), "fixed_shape": True, "call": call, "compared": inner}
+    runner, runs = fit(linear, CPU, stage, "measure", sizes=(1, 3), **options)
+    assert compared == [(1, False), (3, False), (1, True), (3, True)] and set(timed) == {1, 3}
+    assert runner.how == How() and runs.startswith("float32, eager: ")  # the other one is far off
+    assert runner(stage(runner, 2)) == ["an answer"] * 2
 
 
 @pytest.mark.parametrize(
