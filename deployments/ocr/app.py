@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 from PIL import Image
 
+from ray_slo.models.devices import check_session_device
 from ray_slo.models.loading import checked_by
 
 if TYPE_CHECKING:
@@ -52,21 +53,32 @@ class Answer(TypedDict):
     lines: list[Line]
 
 
-@checked_by(lambda name, threads=1: _one_of(name, SIDES))
-def load_detector(name: str, threads: int = 1) -> Detector:
-    """A detector by name; ValueError names the valid ones."""
+def _check_detector(name: str, threads: int = 1, device: str = "auto") -> None:
+    _one_of(name, SIDES)
+    check_session_device(device)
+
+
+def _check_recogniser(name: str, threads: int = 1, device: str = "auto") -> None:
+    _one_of(name, READERS)
+    check_session_device(device)
+
+
+@checked_by(_check_detector)
+def load_detector(name: str, threads: int = 1, device: str = "auto") -> Detector:
+    """A detector by name, on a device ("auto", "cpu", "cuda", "cuda:1", …); ValueError names the
+    valid ones."""
     from .networks import Detector
 
-    return Detector(_one_of(name, SIDES), threads)
+    return Detector(_one_of(name, SIDES), threads, device)
 
 
-@checked_by(lambda name, threads=1: _one_of(name, READERS))
-def load_recogniser(name: str, threads: int = 1) -> Recogniser:
-    """A recogniser by name; ValueError names the valid ones."""
+@checked_by(_check_recogniser)
+def load_recogniser(name: str, threads: int = 1, device: str = "auto") -> Recogniser:
+    """A recogniser by name, on a device; ValueError names the valid ones."""
     from .networks import Recogniser
 
     height, int8 = _one_of(name, READERS)
-    return Recogniser(height, int8, threads)
+    return Recogniser(height, int8, threads, device)
 
 
 class Detect:
@@ -143,7 +155,7 @@ def join(boxes: list[list[list[float]]], outputs: dict[str, list[Any]]) -> Answe
     return {"text": text, "lines": lines}
 
 
-def detectors(*names: str) -> list[Variant]:
+def detectors(*names: str, device: str = "auto") -> list[Variant]:
     """Detectors of these names (default: all) with measured accuracy and lines per page."""
     from ray_slo import Variant
 
@@ -153,6 +165,7 @@ def detectors(*names: str) -> list[Variant]:
             accuracy=measured()["accuracies"][name],
             load="deployments.ocr:load_detector",
             args=(name,),
+            kwargs={"device": device},
             factors={"recognise": measured()["lines_per_page"][name]},
         )
         for name in names or SIDES
@@ -160,7 +173,7 @@ def detectors(*names: str) -> list[Variant]:
     ]
 
 
-def recognisers(*names: str) -> list[Variant]:
+def recognisers(*names: str, device: str = "auto") -> list[Variant]:
     """Recognisers of these names (default: all) with measured accuracy."""
     from ray_slo import Variant
 
@@ -170,14 +183,16 @@ def recognisers(*names: str) -> list[Variant]:
             accuracy=measured()["accuracies"][name],
             load="deployments.ocr:load_recogniser",
             args=(name,),
+            kwargs={"device": device},
         )
         for name in names or READERS
         if _one_of(name, READERS)
     ]
 
 
-def pipeline(latency_slo_ms: float = SLO_MS, **options: Any) -> Pipeline:
-    """The whole pipeline with all variants; further arguments are those of `ray_slo.Pipeline`."""
+def pipeline(latency_slo_ms: float = SLO_MS, device: str = "auto", **options: Any) -> Pipeline:
+    """The whole pipeline with all variants, all on one sort of device; further arguments are those
+    of `ray_slo.Pipeline`."""
     import ray_slo
 
     chosen = {
@@ -189,12 +204,17 @@ def pipeline(latency_slo_ms: float = SLO_MS, **options: Any) -> Pipeline:
     }
     return ray_slo.Pipeline(
         [
-            ray_slo.Task("detect", Detect, variants=detectors(), options={"max_batch_size": 4}),
+            ray_slo.Task(
+                "detect",
+                Detect,
+                variants=detectors(device=device),
+                options={"max_batch_size": 4},
+            ),
             ray_slo.Task(
                 "recognise",
                 Recognise,
                 parent="detect",
-                variants=recognisers(),
+                variants=recognisers(device=device),
                 options={"max_batch_size": 16},
             ),
         ],

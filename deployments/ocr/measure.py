@@ -36,14 +36,14 @@ def measure(
     crops: dict[str, list[list[Grey]]] = {}
     milliseconds: dict[str, float] = {}
     for name in detectors:
-        detector = load_detector(name)
+        detector = load_detector(name, device="cpu")
         detector(pictures[:1])
         boxes, seconds = timed(lambda d=detector: [d([p])[0] for p in pictures])  # type: ignore[misc]
         milliseconds[name] = 1e3 * seconds / len(series)
         crops[name] = [[b.crop(p) for b in of] for p, of in zip(pictures, boxes, strict=True)]
     paths: dict[str, float] = {}
     for reader in readers:
-        recogniser = load_recogniser(reader)
+        recogniser = load_recogniser(reader, device="cpu")
         for name in detectors:
             texts, seconds = timed(
                 lambda r=recogniser, c=crops[name]: [  # type: ignore[misc]

@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_slo.models.devices import open_session, session_device
+
 if TYPE_CHECKING:
     import onnxruntime
 
@@ -79,9 +81,10 @@ class Box:
 class Detector:
     """Finds lines of text on pages shrunk to ``side``, their longest side in pixels."""
 
-    def __init__(self, side: int, threads: int = 1) -> None:
+    def __init__(self, side: int, threads: int = 1, device: str = "auto") -> None:
         self.side = side
-        self.session = _session(model_path("det"), threads)
+        self.session = _session(model_path("det"), threads, device)
+        self.runs = f"onnxruntime on {session_device(self.session)}"
 
     def __call__(self, pages: Sequence[Grey]) -> list[list[Box]]:
         """The boxes of each page, in its own pixels, in reading order.
@@ -116,9 +119,12 @@ class Detector:
 class Recogniser:
     """Reads lines scaled to ``height`` pixels."""
 
-    def __init__(self, height: int, int8: bool = False, threads: int = 1) -> None:
+    def __init__(
+        self, height: int, int8: bool = False, threads: int = 1, device: str = "auto"
+    ) -> None:
         self.height = height
-        self.session = _session(quantised() if int8 else model_path("rec"), threads)
+        self.session = _session(quantised() if int8 else model_path("rec"), threads, device)
+        self.runs = f"onnxruntime on {session_device(self.session)}"
         characters = self.session.get_modelmeta().custom_metadata_map["character"].splitlines()
         self.characters = ["", *characters, " "]  # the first class is CTC's blank
 
@@ -185,7 +191,7 @@ def _normal(grey: Any) -> NDArray[np.float32]:
     return np.asarray(grey, np.float32) / 127.5 - 1
 
 
-def _session(path: Path, threads: int) -> onnxruntime.InferenceSession:
+def _session(path: Path, threads: int, device: str) -> onnxruntime.InferenceSession:
     import cv2
     import onnxruntime
 
@@ -194,7 +200,8 @@ def _session(path: Path, threads: int) -> onnxruntime.InferenceSession:
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 3
     options.enable_mem_pattern = False  # one would be kept for every width of lines
-    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    session: onnxruntime.InferenceSession = open_session(path, options, device)
+    return session
 
 
 def _run(session: onnxruntime.InferenceSession, grey: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -278,7 +285,7 @@ def _quantise(source: Path, folder: Path) -> Path:
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    full = Recogniser(48)
+    full = Recogniser(48, device="cpu")
 
     class Lines(CalibrationDataReader):
         def __init__(self) -> None:
@@ -311,5 +318,5 @@ def calibration_lines() -> list[Grey]:
     from .pages import image, pages
 
     pictures = [image(page) for page in pages(CALIBRATION, CALIBRATION_SEED)]
-    found = Detector(960)(pictures)
+    found = Detector(960, device="cpu")(pictures)
     return [box.crop(page) for page, boxes in zip(pictures, found, strict=True) for box in boxes]

@@ -6,19 +6,28 @@ with it (Kairos §2). Give the model `max_batch_size: 1000` (items) and policy `
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_slo.models.devices import pick_device
+from ray_slo.models.lanes import Lane
+from ray_slo.models.running import How, Runner, Staged
+from ray_slo.models.ways import fit
+
 from .data import ITEMS, USERS
 
 MAX_ITEMS = 1000
 BASE_VARIABLE, ITEM_VARIABLE = "SIMULATED_BASE_MS", "SIMULATED_ITEM_MS"
+
+_log = logging.getLogger(__name__)
 
 
 class Query(NamedTuple):
@@ -32,6 +41,13 @@ class Answer(TypedDict):
     """The items, best first."""
 
     ranking: list[int]
+
+
+class Ahead(NamedTuple):
+    """Queries whose users and items are staged on the device."""
+
+    queries: list[Query]
+    staged: Staged
 
 
 class Pace(NamedTuple):
@@ -79,9 +95,11 @@ class Recommender:
         threads: of torch. Default: torch's own, which is $OMP_NUM_THREADS where that is set; Ray
             sets it to the whole part of an actor's `num_cpus` (at least 1), so that a kind of
             worker with more CPUs is faster.
+        device: "auto", "cpu", "cuda", "cuda:1", …
+        how: the way in which the network is run; see `ray_slo.models.vision.load`.
 
     Raises:
-        ValueError: unknown network, no such weights, threads that are no number.
+        ValueError: unknown network, no such weights or device, threads that are no number.
     """
 
     def __init__(
@@ -89,6 +107,8 @@ class Recommender:
         network: str = "wide_deep",
         weights: str | Path | None = None,
         threads: int | None = None,
+        device: str = "auto",
+        how: str | Mapping[str, Any] | How = "auto",
     ) -> None:
         if threads is not None:
             if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
@@ -98,22 +118,41 @@ class Recommender:
             torch.set_num_threads(threads)
         from .train import load
 
-        self.network = load(network, weights)
+        self.runner, self.runs = fit(
+            load(network, weights),
+            pick_device(device),
+            lambda runner, size: _stage(runner, [self.example_input(size)]),
+            how,
+            plain=How(),
+            fixed_shape=False,  # recordings are of few items; most queries have more
+            call=lambda network, pairs: network(pairs["users"], pairs["items"]),
+            sizes=(1, MAX_ITEMS),
+        )
+        _log.info("%s runs in %s", network, self.runs)
         self.pace = Pace.from_environment()
 
-    def __call__(self, queries: list[Query]) -> list[Answer]:
-        """One ranking per query, in the same order."""
-        if not queries:
-            return []
-        import torch
+    @property
+    def network(self) -> Any:
+        return self.runner.network
 
+    @property
+    def stages_ahead(self) -> bool:
+        """Whether staging a batch while another one runs saves time; see `ImageClassifier`."""
+        return bool(self.runner.device.type == "cuda")
+
+    def stage(self, queries: list[Query]) -> Ahead:
+        """Copy the next batch to the device while another one runs."""
+        return Ahead(queries, _stage(self.runner, queries))
+
+    def __call__(self, batch: list[Query] | Ahead) -> list[Answer]:
+        """One ranking per query, in the same order."""
+        if not batch:
+            return []
         started = time.perf_counter()
-        sizes = [len(query.items) for query in queries]
-        users = np.repeat([query.user for query in queries], sizes)
+        queries, staged = batch if isinstance(batch, Ahead) else self.stage(batch)
+        scores = self.runner(staged).cpu().numpy()
         items = np.concatenate([query.items for query in queries])
-        with torch.inference_mode():
-            scores = self.network(torch.from_numpy(users), torch.from_numpy(items)).numpy()
-        ends = np.cumsum(sizes)[:-1]
+        ends = np.cumsum([len(query.items) for query in queries])[:-1]
         answers: list[Answer] = [
             {"ranking": of_query[np.argsort(-score, kind="stable")].tolist()}
             for of_query, score in zip(np.split(items, ends), np.split(scores, ends), strict=True)
@@ -165,6 +204,16 @@ class Recommender:
         """A preprocessed query of so many items, for profiling."""
         rng = np.random.default_rng(size)
         return Query(int(rng.integers(USERS)), rng.integers(0, ITEMS, size))
+
+
+def _stage(runner: Runner, queries: list[Query]) -> Staged:
+    users = np.repeat([query.user for query in queries], [len(query.items) for query in queries])
+    items = np.concatenate([query.items for query in queries])
+
+    def make(lane: Lane) -> dict[str, Any]:
+        return {"users": lane.put(users), "items": lane.put(items)}
+
+    return runner.stage(make)
 
 
 def payloads(count: int = 200, seed: int = 0) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ It takes a photograph, and returns the vehicles and people in it, each with its 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -40,15 +40,27 @@ FACTORS = {
 find more. The real numbers are learned while serving."""
 
 
+class Ahead(NamedTuple):
+    """A batch that is staged on the device, and its pictures here, of which parts are cut out."""
+
+    pictures: list[Picture]
+    staged: Staged
+
+
 class Detect:
     """Finds vehicles and people, and sends each to the next task."""
 
-    def __call__(self, detector: Detector, pictures: list[Picture]) -> list[ray_slo.Outputs]:
+    def __call__(self, detector: Detector, batch: list[Picture] | Ahead) -> list[ray_slo.Outputs]:
         """Find things in preprocessed pictures, with the parts for the next tasks."""
+        pictures, given = batch if isinstance(batch, Ahead) else (batch, batch)
         return [
             outputs(picture, things)
-            for picture, things in zip(pictures, detector(pictures), strict=True)
+            for picture, things in zip(pictures, detector(given), strict=True)
         ]
+
+    def stage(self, detector: Detector, pictures: list[Picture]) -> Ahead:
+        """Prepare the next batch while another one runs on a GPU."""
+        return Ahead(pictures, detector.stage(pictures))
 
     @staticmethod
     def preprocess(item: Any) -> Picture:

@@ -9,6 +9,8 @@ Needs torchvision (`pip install 'ray-slo[traffic]'`); importing this module does
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +19,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ray_slo.models.devices import pick_device
-from ray_slo.models.lanes import lane_of
+from ray_slo.models.lanes import Lane
 from ray_slo.models.loading import checked_by, one_of
+from ray_slo.models.running import How, Runner, Staged, parse_how
 from ray_slo.models.vision import build, torchvision_models, weights_of
+from ray_slo.models.ways import fit
 
 from .boxes import Found, Picture
 
@@ -45,6 +49,11 @@ _MADE_UP: tuple[tuple[str, float, float, float, float], ...] = (
 )
 """The scene of a detector with random weights: labels, and boxes in shares of the picture."""
 
+_EXAMPLE = (480, 640, 3)  # shape of the picture for measurements: COCO's usual size
+_HEADS = ("head", "rpn.head", "roi_heads.box_predictor")  # of torchvision's detectors
+
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Detector:
@@ -53,29 +62,39 @@ class Detector:
     With random weights (`made_up`), a detector would find nothing, or hundreds of things. The next
     tasks would have no useful work. So the network runs for its cost, and the answer is the same
     made-up scene for every picture: two vehicles, a person and a bench.
+
+    `runs` says in words how the network is run.
     """
 
     name: str
-    network: Any
-    transform: Any
+    runner: Runner
+    transform: Callable[[Any], Any]
     categories: list[str]
-    device: torch.device
     made_up: bool = False
+    runs: str = ""
 
-    def __call__(self, pictures: list[Picture]) -> list[list[Found]]:
+    @property
+    def network(self) -> Any:
+        return self.runner.network
+
+    @property
+    def stages_ahead(self) -> bool:
+        """Whether staging a batch while another one runs saves time; see `ImageClassifier`."""
+        return bool(self.runner.device.type == "cuda")
+
+    def stage(self, pictures: list[Picture]) -> Staged:
+        """Copy pictures to the device and prepare them there. `__call__` takes the result."""
+        return _stage(self.runner, self.transform, pictures)
+
+    def __call__(self, pictures: list[Picture] | Staged) -> list[list[Found]]:
         """The things in each picture; pictures may differ in size."""
-        if not pictures:
-            return []
-        import torch
-
-        lane = lane_of(self.device)
-        with torch.inference_mode(), lane.computing():
-            # All copies are queued before the first transform.
-            there = [lane.put(picture) for picture in pictures]
-            outputs = self.network([self.transform(one.permute(2, 0, 1)) for one in there])
-        lane.finish()
+        if not isinstance(pictures, Staged):
+            if not pictures:
+                return []
+            pictures = self.stage(pictures)
+        outputs = self.runner(pictures)
         if self.made_up:
-            return [made_up(*picture.shape[:2]) for picture in pictures]
+            return [made_up(*picture.shape[-2:]) for picture in pictures.inputs]
         return [
             found(
                 [self.categories[label] for label in output["labels"].tolist()],
@@ -84,6 +103,14 @@ class Detector:
             )
             for output in outputs
         ]
+
+
+def _stage(runner: Runner, transform: Callable[[Any], Any], pictures: Sequence[Picture]) -> Staged:
+    def make(lane: Lane) -> list[torch.Tensor]:
+        there = [lane.put(picture) for picture in pictures]  # all copies before the first transform
+        return [transform(one.permute(2, 0, 1)) for one in there]
+
+    return runner.stage(make)
 
 
 def found(labels: list[str], scores: Any, boxes: Any) -> list[Found]:
@@ -122,16 +149,36 @@ def accuracy(name: str) -> float:
     return float(_published(name).meta["_metrics"]["COCO-val2017"]["box_map"])
 
 
-def _check(name: str, weights: str | Path | None = None, *_: Any, **__: Any) -> None:
+def _check(
+    name: str,
+    weights: str | Path | None = None,
+    device: str = "auto",
+    how: object = "auto",
+    *_: Any,
+    **__: Any,
+) -> None:
     weights_of(name, weights, anywhere=True)
+    _check_how(how)
     if name in FAMILY:
         return  # without torchvision
     with suppress(ImportError):  # the workers may have it
         _published(name)
 
 
+def _check_how(how: object) -> None:
+    """A detector's work depends on what it finds, so that it is neither recorded nor compiled."""
+    asked = parse_how(how)
+    if isinstance(asked, How) and asked.engine != "eager":
+        raise one_of("how.engine", asked.engine, ["eager"])
+
+
 @checked_by(_check)
-def load(name: str, weights: str | Path | None = None, device: str = "auto") -> Detector:
+def load(
+    name: str,
+    weights: str | Path | None = None,
+    device: str = "auto",
+    how: str | Mapping[str, Any] | How = "auto",
+) -> Detector:
     """A detector of torchvision, ready to look.
 
     Args:
@@ -139,25 +186,71 @@ def load(name: str, weights: str | Path | None = None, device: str = "auto") -> 
         weights: "none" (random, the same in every process; see `Detector`), "local", "download" or
             a path, as for `ray_slo.models.vision.load`. Default: $RAY_SLO_WEIGHTS, else "download".
         device: "auto", "cpu", "cuda", "cuda:1", …
+        how: as for `ray_slo.models.vision.load`, but for `engine`, which is "eager".
 
     Raises:
-        ValueError: unknown name, no such weights or device, or weights of another network.
+        ValueError: an argument is not valid, or the weights are of another network.
         RuntimeError: the download failed.
         ImportError: torchvision is missing, or does not fit the installed torch.
     """
+    _check_how(how)
     source = weights_of(name, weights)
     published = _published(name)
     place = pick_device(device)
     categories = published.meta["categories"]
     network = build(name, source, published, weights_backbone=None, num_classes=len(categories))
-    return Detector(
-        name=name,
-        network=network.to(place),
-        transform=published.transforms(),
-        categories=categories,
-        device=place,
-        made_up=source == "none",
+    _decode_in_float32(network)
+    transform = published.transforms()
+    picture = np.random.default_rng(0).integers(0, 256, _EXAMPLE, np.uint8)
+    runner, runs = fit(
+        network,
+        place,
+        lambda runner, size: _stage(runner, transform, [picture] * size),
+        how,
+        plain=How(channels_last=True),  # as for the classifiers
+        fixed_shape=False,
+        compared=_dense,
+        sizes=(1, 4),
     )
+    _log.info("%s runs in %s", name, runs)
+    return Detector(name, runner, transform, categories, source == "none", runs)
+
+
+def _decode_in_float32(network: Any) -> None:
+    """Let the heads of a network return float32 under autocast, too. torchvision computes boxes of
+    their outputs, in the same type. In bfloat16, coordinates would be off by pixels."""
+    for name, module in network.named_modules():
+        if name in _HEADS:
+            module.register_forward_hook(lambda _module, _inputs, output: _float32(output))
+
+
+def _float32(output: Any) -> Any:
+    if isinstance(output, Mapping):
+        return {name: _float32(part) for name, part in output.items()}
+    if isinstance(output, list | tuple):
+        return type(output)(_float32(part) for part in output)
+    return output.float()
+
+
+def _dense(network: Any, pictures: list[torch.Tensor]) -> torch.Tensor:
+    """What a network says about each place in pictures of one size, before it chooses boxes. This
+    is compared between ways, because the chosen boxes have no fixed number or order."""
+    import torch
+
+    images, _ = network.transform(pictures)
+    head = network.rpn.head if hasattr(network, "rpn") else network.head
+    output = head(list(network.backbone(images.tensors).values()))
+    return torch.cat([part.flatten(1) for part in _tensors(output)], 1)
+
+
+def _tensors(output: Any) -> Iterator[torch.Tensor]:
+    if isinstance(output, Mapping):
+        output = list(output.values())
+    if isinstance(output, list | tuple):
+        for part in output:
+            yield from _tensors(part)
+    else:
+        yield output
 
 
 def _published(name: str) -> Any:

@@ -19,6 +19,7 @@ from deployments import ocr
 from deployments.ocr import Detect, Recognise, app, join, measure, networks
 from deployments.ocr.networks import Box, reading_order
 from deployments.ocr.pages import edit_distance, errors, image, line, page, pages
+from ray_slo.models.devices import open_session
 from ray_slo.serve.config.resolve import parse_spec
 
 ROOT = Path(__file__).parents[2]
@@ -229,6 +230,23 @@ def test_examples_are_what_the_networks_take(wheel):
     assert text
 
 
+def test_networks_run_on_the_device_that_they_are_told(wheel, monkeypatch):
+    asked = []
+
+    def opened(path, options, device):
+        asked.append(device)
+        return open_session(path, options, "cpu")
+
+    monkeypatch.setattr(networks, "open_session", opened)
+    for variant in (*ocr.detectors("det320", device="cuda:1"), *ocr.recognisers("rec32")):
+        loaded = variant.loader()(*variant.args, **variant.kwargs)
+        assert loaded.runs == "onnxruntime on cpu"
+    assert asked == ["cuda:1", "auto"]
+    for load, name in ((ocr.load_detector, "det320"), (ocr.load_recogniser, "rec32")):
+        with pytest.raises(ValueError, match=r"device: got 'gpu', wanted 'auto', 'cpu', 'cuda'"):
+            load.check(name, device="gpu")
+
+
 def test_measuring_counts_lines_and_characters(wheel):
     found = measure.measure(pages(2, seed=9), ["det320", "det960"], ["rec48"])
     assert set(found["path_accuracies"]) == {"det320/rec48", "det960/rec48"}
@@ -272,6 +290,9 @@ def test_the_pipeline_has_all_variants_and_what_was_measured_of_them():
     assert list(spec.models["recognise"].variants) == list(app.READERS)
     assert lone(spec).path_accuracies == app.measured()["path_accuracies"]
     assert lone(spec).latency_slo_ms == 900
+    on_gpu = ocr.pipeline(device="cuda").spec()
+    for task in on_gpu.models.values():
+        assert all(v.kwargs == {"device": "cuda"} for v in task.variants.values())
     assert spec.planner.name == "loki"
 
 

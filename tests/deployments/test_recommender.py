@@ -118,6 +118,25 @@ def test_rankings_hold_the_items_best_first_whatever_the_batch(name):
         assert (np.diff(scores) < 1e-5).all()
 
 
+def test_a_batch_staged_ahead_has_the_same_answers():
+    recommender = Recommender("ncf", "none", threads=1, device="cpu")
+    queries = [Recommender.example_input(size) for size in (5, 1, 300)]
+    assert recommender(recommender.stage(queries)) == recommender(queries)
+    assert not recommender.stages_ahead  # on a CPU it would take the running batch's time
+
+
+@pytest.mark.parametrize("name", train.NAMES)
+def test_the_network_runs_where_and_how_it_is_told(name):
+    plain = Recommender(name, "none", threads=1, device="cpu")
+    assert plain.runs == "float32, eager" and str(plain.runner.device) == "cpu"
+    measured = Recommender(name, "none", threads=1, device="cpu", how="measure")
+    assert measured.runs.startswith(str(measured.runner.how))
+    assert " ms at batch size 1, " in measured.runs and " ms at batch size 1000" in measured.runs
+    recorded = Recommender(name, "none", threads=1, device="cpu", how={"engine": "graph"})
+    queries = [Recommender.example_input(size) for size in (3, 4, 40)]
+    assert [recorded([query]) for query in queries] == [plain([query]) for query in queries]
+
+
 def test_random_weights_are_the_same_each_time_and_leave_torch_alone():
     import torch
 
@@ -184,6 +203,8 @@ def _little(whole: data.Interactions):
         ({"weights": __file__}, "weights: .* is not what torch.save"),
         ({"weights": str(ROOT)}, "weights: .*wide_deep.pt' is not what torch.save"),
         ({"threads": 0}, "threads: got 0, wanted a whole number from 1"),
+        ({"weights": "none", "device": "gpu"}, "device: got 'gpu', wanted 'auto', 'cpu', 'cuda'"),
+        ({"weights": "none", "how": "fast"}, "how: got 'fast', wanted one of 'auto', 'measure'"),
     ],
 )
 def test_bad_arguments_are_refused_with_the_field(kwargs, message):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import io
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from deployments.traffic import Detect, Faces, Vehicles, app, boxes, detection, 
 from ray_slo.load.workload import load_payloads
 from ray_slo.models import vision
 from ray_slo.models.lanes import CpuLane
+from ray_slo.models.running import How, Runner
 from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.frontend.tree import TreeRunner, Visit
 
@@ -286,46 +287,146 @@ def test_random_weights_see_the_made_up_scene_at_the_networks_cost(ssdlite, monk
     assert Detect()(ssdlite, []) == []
 
 
-def test_all_copies_are_queued_before_the_work_which_is_waited_for(monkeypatch):
-    torch = pytest.importorskip("torch")
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch")
+
+
+@pytest.fixture
+def plain(torch):
+    """A detector whose only thing is the whole picture, without torchvision."""
+
+    def network(inputs):
+        boxes = [torch.tensor([[0.0, 0.0, x.shape[2], x.shape[1]]]) for x in inputs]
+        sure = {"labels": torch.tensor([1]), "scores": torch.tensor([0.9])}
+        return [{**sure, "boxes": box} for box in boxes]
+
+    runner = Runner(network, torch.device("cpu"))
+    return detection.Detector("d", runner, lambda picture: picture / 255, ["no", "car"])
+
+
+def test_pictures_of_unlike_size_are_one_batch(plain):
+    pictures = [coordinates(), coordinates(160, 120)]
+    assert [[t["box"] for t in things] for things in plain(pictures)] == [
+        [[0, 0, 200, 100]],
+        [[0, 0, 120, 160]],
+    ]
+    object.__setattr__(plain, "made_up", True)
+    assert plain(pictures) == [detection.made_up(100, 200), detection.made_up(160, 120)]
+    assert plain([]) == []
+
+
+def test_a_batch_staged_ahead_has_the_same_results(plain):
+    pictures = [coordinates(), coordinates(160, 120)]
+    task = Detect()
+    ahead, at_once = task(plain, task.stage(plain, pictures)), task(plain, pictures)
+    assert [each.result for each in ahead] == [each.result for each in at_once]
+    for one, other in zip(ahead, at_once, strict=True):
+        np.testing.assert_array_equal(one.items["vehicles"], other.items["vehicles"])
+    assert not plain.stages_ahead  # on a CPU it would take the running batch's time
+
+
+def test_all_copies_are_queued_before_the_first_transform(plain, monkeypatch):
     log = []
 
     class Noting(CpuLane):
-        @contextlib.contextmanager
-        def computing(self):
-            log.append("in")
-            yield
-            log.append("out")
-
         def put(self, data):
             log.append("put")
             return super().put(data)
 
-        def finish(self):
-            log.append("finish")
-
-    def network(inputs):
-        log.append("run")
-        boxes = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
-        sure = {"labels": torch.tensor([1]), "scores": torch.tensor([0.9]), "boxes": boxes}
-        return [sure for _ in inputs]
-
-    def transform(picture):
-        log.append(tuple(picture.shape))
-        return picture
-
-    monkeypatch.setattr(detection, "lane_of", lambda device: Noting())
-    detector = detection.Detector("d", network, transform, ["no", "car"], torch.device("cpu"))
-    for made_up, label in ((False, "car"), (True, "car")):
-        log.clear()
-        object.__setattr__(detector, "made_up", made_up)
-        seen = detector([coordinates(), coordinates(160, 120)])
-        assert [things[0]["label"] for things in seen] == [label, label]
-        shapes = [(3, 100, 200), (3, 160, 120)]
-        assert log == ["in", "put", "put", *shapes, "run", "out", "finish"]
+    monkeypatch.setattr(plain.runner, "lane", Noting())
+    object.__setattr__(plain, "transform", lambda one: (log.append(tuple(one.shape)), one)[1])
+    plain.stage([coordinates(), coordinates(160, 120)])
+    assert log == ["put", "put", (3, 100, 200), (3, 160, 120)]
 
 
-def test_weights_of_a_file_are_looked_through(ssdlite, tmp_path):
+def layers(torch, two_stages):
+    """The parts of torchvision's two sorts of detectors that the measurement looks into."""
+    nn = torch.nn
+
+    class Head(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scores, self.deltas = nn.Conv2d(4, 2, 1), nn.Conv2d(4, 8, 1)
+
+        def forward(self, features):
+            each = [(self.scores(x), self.deltas(x)) for x in features]
+            if two_stages:
+                return [score for score, _ in each], [delta for _, delta in each]
+            return {"scores": each[0][0], "deltas": each[0][1]}
+
+    class Backbone(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 4, 3, stride=2), nn.Conv2d(4, 4, 3, stride=2)
+
+        def forward(self, images):
+            first = self.first(images)
+            return {"0": first, "1": self.second(first)}
+
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.backbone, self.ran = Backbone(), []
+            if two_stages:
+                self.rpn = nn.Module()
+                self.rpn.head = Head()
+            else:
+                self.head = Head()
+
+        def transform(self, pictures):
+            return SimpleNamespace(tensors=torch.stack(pictures)), None
+
+        def forward(self, pictures):
+            images, _ = self.transform(pictures)
+            features = self.backbone(images.tensors)
+            head = self.rpn.head if two_stages else self.head
+            output = detection._tensors(head(list(features.values())))
+            types = features["0"].dtype, {part.dtype for part in output}
+            self.ran.append((len(pictures), *types))
+            return [{"boxes": torch.zeros(len(self.ran) % 2, 4)} for _ in pictures]
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Network().eval()
+
+
+@pytest.mark.parametrize("two_stages", [False, True])
+def test_the_way_is_chosen_by_measurement_and_boxes_are_computed_in_float32(
+    torch, monkeypatch, two_stages
+):
+    network = layers(torch, two_stages)
+    weights = SimpleNamespace(
+        meta={"categories": ["no"]}, transforms=lambda: lambda picture: picture / 255
+    )
+    monkeypatch.setattr(detection, "_published", lambda name: weights)
+    monkeypatch.setattr(detection, "build", lambda *args, **options: network)
+    monkeypatch.setattr(detection, "_EXAMPLE", (16, 24, 3))
+    detector = detection.load(detection.FAMILY[0], "none", "cpu", "measure")
+    assert detector.runs.startswith(str(detector.runner.how))
+    assert " ms at batch size 1, " in detector.runs and " ms at batch size 4" in detector.runs
+    assert {ran[0] for ran in network.ran} == {1, 4}
+    assert {ran[1] for ran in network.ran} == {torch.float32, torch.bfloat16}
+    assert all(ran[2] == {torch.float32} for ran in network.ran)
+    assert detection.load(detection.FAMILY[0], "none", "cpu").runner.how == How(channels_last=True)
+
+
+def test_what_is_compared_is_what_the_heads_say_of_every_place(torch):
+    for two_stages, places in ((False, 7 * 11), (True, 7 * 11 + 3 * 5)):
+        network = layers(torch, two_stages)
+        with torch.inference_mode():
+            compared = detection._dense(network, [torch.ones(3, 16, 24)] * 2)
+        assert compared.shape == (2, 10 * places) and compared.std() > 0
+
+
+@pytest.mark.parametrize("how", [{"engine": "graph"}, How(engine="compile")])
+def test_detectors_are_neither_recorded_nor_compiled(how):
+    for refuse in (detection.load.check, detection.load):
+        with pytest.raises(ValueError, match=r"how.engine: got '\w+', wanted one of eager"):
+            refuse(detection.FAMILY[0], "none", how=how)
+
+
+def test_weights_of_a_file_are_looked_through(ssdlite, tmp_path, monkeypatch):
     """Not right answers, but the network's own."""
     import torch
 
@@ -339,7 +440,7 @@ def test_weights_of_a_file_are_looked_through(ssdlite, tmp_path):
     assert loaded([coordinates()]) == [[]]  # of random weights, none is sure of anything
     confident = {k: v.clone() for k, v in got.items()}
     confident["scores"][:] = 0.99
-    object.__setattr__(loaded, "network", lambda inputs: [confident])
+    monkeypatch.setattr(loaded.runner, "_call", lambda network, inputs: [confident])
     (seen,) = loaded([coordinates()])
     assert len(seen) == detection.MOST
     assert seen[0]["label"] == loaded.categories[int(got["labels"][0])]
