@@ -84,7 +84,11 @@ def test_profiles_come_from_a_file_and_arrivals_from_a_record(run, tmp_path):
             "latency_slo_ms: 15",
             "latency_slo_ms: no variant answers in time; the fastest takes 18 ms, got 15",
         ),
-        ("low: 10, high: 200", "low: 300, high: 200", "0 < low < high"),
+        (
+            "low: 10, high: 200",
+            "low: 300, high: 200",
+            "loads.low: must be below high, which is 200, got 300",
+        ),
         ("num_slacks: 30", "batching: all", "batching: must be one of maximal, variable"),
         ("num_slacks: 30", "arrivals: {kind: weird}", "must be one of poisson, gamma, empirical"),
     ],

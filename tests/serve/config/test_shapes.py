@@ -17,6 +17,10 @@ def load():
     return "net"
 
 
+def put_together(result, joined):
+    return result
+
+
 class Plain:
     def __call__(self, items):
         return items
@@ -140,7 +144,7 @@ def test_joins_are_by_task():
     read = {**READ, "callable": Joins}
     join = parse_spec(args(models={"read": read})).joins()
     assert set(join) == {"lines"}  # `signs-read` has nothing to join
-    signs = {**SIGNS, "join": f"{HERE}:load"}
+    signs = {**SIGNS, "join": f"{HERE}:put_together"}
     plain = args(models={"read": PLAIN}, pipelines={"signs": signs})
     assert set(parse_spec(plain).joins()) == {"spot"}
 
