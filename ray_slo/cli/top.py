@@ -48,6 +48,7 @@ def top(
         raise ValueError("ray-slo top needs a terminal; use --once to print one reading")
     from ray_slo.cli.top_app import Top
 
+    typer.echo("connecting …")  # it takes seconds
     read()  # report a wrong address before the screen is cleared
     Top(read, interval).run(mouse=False)
 

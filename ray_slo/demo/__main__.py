@@ -326,7 +326,11 @@ class _Bench:
 
 
 def _next_steps(calibration: Calibration) -> str:
+    from ray_slo.demo.digits.serve import CONFIG
+
     slo_ms = 1e3 * calibration.settings.slo_s
+    if not CONFIG.is_file():
+        return "ray-slo new my-model            # a small application of your own, to start from\n"
     return (
         "make serve                     # leave the application running, with a curl line\n"
         "ray-slo bench http://127.0.0.1:8000/ --payload ray_slo.demo.digits.data:test_pngs "

@@ -91,8 +91,10 @@ class Shown:
         self._steps, self._bar, self._task = steps, bar, task
 
     def step(self, name: str, text: str = "") -> None:
-        """Begin a step."""
+        """Begin a step. Where there is no bar, its text is printed."""
         self._steps.begin(name)
+        if not self._bar.console.is_terminal:
+            self.print(text or name, highlight=False)
         self._bar.update(self._task, description=text or name)
 
     def print(self, *what: Any, **options: Any) -> None:
@@ -102,8 +104,8 @@ class Shown:
 
 @contextmanager
 def shown(console: Console, expected_s: Mapping[str, float]) -> Iterator[Shown]:
-    """Show a progress bar on the console. If the console is not a terminal, show only the printed
-    text."""
+    """Show a progress bar on the console. If the console is not a terminal, show only the texts of
+    the steps, and the printed text."""
     steps = Steps(expected_s)
     bar = _Bar(steps, console)
     task = bar.add_task("", total=steps.total_s, left="")

@@ -42,3 +42,5 @@ def test_text_is_printed_on_a_terminal_and_elsewhere(terminal):
         bar.step("three")
     assert "a line" in out.getvalue()
     assert ("left" in out.getvalue()) == terminal
+    if not terminal:  # a log shows what takes so long
+        assert out.getvalue().split("\n")[:3] == ["the first step", "a line", "three"]

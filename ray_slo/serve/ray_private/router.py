@@ -17,6 +17,7 @@ from ray_slo.serve.errors import WorkerLost
 
 # A worker can register with the scheduler before Serve has told this process about it.
 _UNSEEN_WAIT_S = 2.0
+_NO_REQUEST_WAIT_S = 0.005
 
 
 class _Direct(RunningReplica):
@@ -74,6 +75,8 @@ class TargetedRouter(RequestRouter):
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
         worker = pending_request.kwargs.get("worker") if pending_request else None
+        if pending_request is None:
+            await self._route_again()
         if pending_request is None or worker is None:
             return [candidate_replicas]
         replica = self._find(worker)
@@ -94,3 +97,18 @@ class TargetedRouter(RequestRouter):
                 WorkerLost(f"worker {worker} is not among the running replicas")
             )
         return [candidate_replicas]
+
+    async def _route_again(self) -> None:
+        """Put the requests without a replica back in line.
+
+        Before Ray 2.60, a routing task could end without its request, which then had no task. The
+        next task has no request, and asks again and again while one has no replica: it would keep
+        the event loop busy for ever. A request that has a task too is routed twice, and the first
+        one counts.
+        """
+        await asyncio.sleep(_NO_REQUEST_WAIT_S)
+        line = self._pending_requests_to_route
+        waiting = {id(request) for request in line}
+        for request in self._pending_requests_to_fulfill:
+            if not request.future.done() and id(request) not in waiting:
+                line.append(request)
