@@ -214,11 +214,25 @@ def test_auto_without_a_cluster_asks_ray_for_nothing(behind, said, monkeypatch, 
         return behind
 
     monkeypatch.setattr(status, "address_of_auto", address_of_auto)
+    monkeypatch.setattr(status, "clusters_of_auto", list)
     monkeypatch.setattr(status.ray, "init", lambda **_: pytest.fail("asked Ray"))
     with pytest.raises(SystemExit) as exit:
         main(["status"])
     assert exit.value.code == 2
     assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_one_of_several_clusters_is_never_taken_at_random(monkeypatch, capsys):
+    from ray_slo.serve.watch import status
+
+    monkeypatch.setattr(status, "address_of_auto", lambda: "127.0.0.1:2")
+    monkeypatch.setattr(status, "clusters_of_auto", lambda: ["127.0.0.1:2", "127.0.0.1:3"])
+    monkeypatch.setattr(status.ray, "init", lambda **_: pytest.fail("asked Ray"))
+    with pytest.raises(SystemExit) as exit:
+        main(["status"])
+    assert exit.value.code == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "several Ray clusters run on this machine, name one of them: 127.0.0.1:2, 127" in said
 
 
 @pytest.mark.parametrize("behind", ["a listener", "ray://127.0.0.1:1"])
@@ -230,5 +244,6 @@ def test_auto_with_a_cluster_is_left_to_ray(behind, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         where = f"127.0.0.1:{server.getsockname()[1]}" if behind == "a listener" else behind
         monkeypatch.setattr(status, "address_of_auto", lambda: where)
+        monkeypatch.setattr(status, "clusters_of_auto", list)
         status.connect("auto")
     assert asked == ["auto"]

@@ -18,9 +18,11 @@ import ray_slo.demo.__main__ as program
 from ray_slo.cli import app
 from ray_slo.cli.report_html import Page, Section, Table
 from ray_slo.demo import report
+from ray_slo.demo.calibrate import Calibration
+from ray_slo.demo.digits import serve
 from ray_slo.demo.stream import GIVEN_UP_S, PARTS
 from ray_slo.demo.systems import SYSTEMS, choose
-from tests.demo.made_up import SETTINGS, figures, found
+from tests.demo.made_up import HELD, SETTINGS, figures, found
 
 
 class Balance(HTMLParser):
@@ -57,6 +59,18 @@ def test_packages_that_are_missing_are_named(monkeypatch, absent, said) -> None:
     assert shown.exit_code == 2
     assert shown.stderr.startswith(f"Error: {said}. ")
     assert "pip install 'ray-slo[digits]'" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("config", "first"), [("digits.yaml", "make serve "), ("absent", "ray-slo new my-model ")]
+)
+def test_the_next_steps_are_possible_where_it_ran(config, first, tmp_path, monkeypatch) -> None:
+    """A wheel has no Makefile and no configs."""
+    (tmp_path / "digits.yaml").write_text("")
+    monkeypatch.setattr(serve, "CONFIG", tmp_path / config)
+    told = program._next_steps(Calibration(SETTINGS, HELD, HELD))
+    assert told.startswith(first)
+    assert ("8000" in told) == (config == "digits.yaml")
 
 
 def test_report_is_one_page_with_every_system_and_no_links_outside(tmp_path) -> None:

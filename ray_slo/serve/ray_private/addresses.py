@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import os
+
 from ray._private import services
 
 
@@ -17,3 +19,13 @@ def address_of_auto() -> str:
     """
     services.find_gcs_addresses.cache_clear()  # as ray.init does
     return str(services.get_ray_address_from_environment("auto", None))
+
+
+def clusters_of_auto() -> list[str]:
+    """Return the clusters of which `ray.init("auto")` would take any, if there are several: they
+    run on this machine, and neither RAY_ADDRESS nor the note of `ray start` names one."""
+    running = sorted(services.find_gcs_addresses())
+    named = os.environ.get("RAY_ADDRESS") or "auto"
+    if len(running) < 2 or named != "auto" or services.find_bootstrap_address(None) is not None:
+        return []
+    return running

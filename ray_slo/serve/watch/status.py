@@ -16,7 +16,7 @@ from ray_slo.serve.errors import ConfigError
 from ray_slo.serve.frontend.startup import in_a_line
 from ray_slo.serve.planner.links import find_planner
 from ray_slo.serve.planner.plugin import planners_of_workers
-from ray_slo.serve.ray_private.addresses import address_of_auto
+from ray_slo.serve.ray_private.addresses import address_of_auto, clusters_of_auto
 from ray_slo.serve.ray_private.deploy import frontends
 
 _CONNECT_S = 5.0
@@ -112,8 +112,8 @@ def connect(address: str, option: str = "--address") -> None:
         ValueError: no address, or no Ray there.
     """
     _check_listens(address, option)
-    # Commands print only their answer, not Serve's progress.
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    # Commands print only their answer, not Serve's progress, nor that a busy replica was slow.
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except RuntimeError as error:
@@ -144,6 +144,11 @@ def _check_listens(address: str, option: str) -> None:
             address = address_of_auto()
         except ConnectionError:
             raise ValueError(_none_at(option, given, "none runs on this machine")) from None
+        if several := clusters_of_auto():
+            raise ValueError(
+                f"{option}: several Ray clusters run on this machine, name one of them: "
+                f"{', '.join(several)} (if it asks for a token, also set RAY_AUTH_MODE=token)"
+            )
         given = f"'auto', which is {address!r} (from RAY_ADDRESS, or the last `ray start`)"
     if re.match(r"[a-z+]+://.", address):
         return

@@ -3,7 +3,7 @@
 import pytest
 from ray._private import services, utils
 
-from ray_slo.serve.ray_private.addresses import address_of_auto
+from ray_slo.serve.ray_private.addresses import address_of_auto, clusters_of_auto
 
 
 @pytest.fixture(autouse=True)
@@ -42,3 +42,36 @@ def test_clusters_are_looked_for_anew(monkeypatch):
     with pytest.raises(ConnectionError):
         address_of_auto()
     assert cleared == [1]
+
+
+@pytest.fixture
+def two_run(monkeypatch):
+    def two():
+        return {"127.0.0.1:4", "127.0.0.1:3"}
+
+    two.cache_clear = lambda: None
+    monkeypatch.setattr(services, "find_gcs_addresses", two)
+    return sorted(two())
+
+
+@pytest.mark.parametrize("named", [None, "", "auto"])
+def test_ray_takes_any_of_several_clusters(named, two_run, monkeypatch):
+    if named is not None:
+        monkeypatch.setenv("RAY_ADDRESS", named)
+    assert clusters_of_auto() == two_run
+    assert address_of_auto() in two_run
+
+
+def test_of_several_clusters_one_is_named(two_run, nothing_runs, monkeypatch):
+    nothing_runs.write_text("127.0.0.1:1\n")
+    assert clusters_of_auto() == []
+    assert address_of_auto() == "127.0.0.1:1"
+    nothing_runs.unlink()
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:2")
+    assert clusters_of_auto() == []
+    assert address_of_auto() == "127.0.0.1:2"
+
+
+def test_a_single_cluster_needs_no_name(monkeypatch):
+    monkeypatch.setattr(services, "find_gcs_addresses", lambda: {"127.0.0.1:3"})
+    assert clusters_of_auto() == []
