@@ -50,7 +50,8 @@ _MADE_UP: tuple[tuple[str, float, float, float, float], ...] = (
 """The scene of a detector with random weights: labels, and boxes in shares of the picture."""
 
 _EXAMPLE = (480, 640, 3)  # shape of the picture for measurements: COCO's usual size
-_HEADS = ("head", "rpn.head", "roi_heads.box_predictor")  # of torchvision's detectors
+_GIVES_BOXES = ("backbone", "head", "rpn.head", "roi_heads.box_predictor")
+"""Parts of torchvision's detectors of whose outputs it computes boxes."""
 
 _log = logging.getLogger(__name__)
 
@@ -217,10 +218,11 @@ def load(
 
 
 def _decode_in_float32(network: Any) -> None:
-    """Let the heads of a network return float32 under autocast, too. torchvision computes boxes of
-    their outputs, in the same type. In bfloat16, coordinates would be off by pixels."""
+    """Let the backbone and the heads of a network return float32 under autocast, too. torchvision
+    computes anchors in the type of the backbone's output, and boxes in that of the heads'. In
+    bfloat16, both would be off by pixels. The comparison of ways does not see anchors."""
     for name, module in network.named_modules():
-        if name in _HEADS:
+        if name in _GIVES_BOXES:
             module.register_forward_hook(lambda _module, _inputs, output: _float32(output))
 
 

@@ -382,7 +382,7 @@ def layers(torch, two_stages):
             features = self.backbone(images.tensors)
             head = self.rpn.head if two_stages else self.head
             output = detection._tensors(head(list(features.values())))
-            types = features["0"].dtype, {part.dtype for part in output}
+            types = [{part.dtype for part in parts} for parts in (features.values(), output)]
             self.ran.append((len(pictures), *types))
             return [{"boxes": torch.zeros(len(self.ran) % 2, 4)} for _ in pictures]
 
@@ -395,7 +395,8 @@ def layers(torch, two_stages):
 def test_the_way_is_chosen_by_measurement_and_boxes_are_computed_in_float32(
     torch, monkeypatch, two_stages
 ):
-    network = layers(torch, two_stages)
+    network, computed = layers(torch, two_stages), set()
+    network.backbone.first.register_forward_hook(lambda *call: computed.add(call[-1].dtype))
     weights = SimpleNamespace(
         meta={"categories": ["no"]}, transforms=lambda: lambda picture: picture / 255
     )
@@ -406,8 +407,8 @@ def test_the_way_is_chosen_by_measurement_and_boxes_are_computed_in_float32(
     assert detector.runs.startswith(str(detector.runner.how))
     assert " ms at batch size 1, " in detector.runs and " ms at batch size 4" in detector.runs
     assert {ran[0] for ran in network.ran} == {1, 4}
-    assert {ran[1] for ran in network.ran} == {torch.float32, torch.bfloat16}
-    assert all(ran[2] == {torch.float32} for ran in network.ran)
+    assert computed == {torch.float32, torch.bfloat16}
+    assert all(ran[1] == ran[2] == {torch.float32} for ran in network.ran)  # anchors, then boxes
     assert detection.load(detection.FAMILY[0], "none", "cpu").runner.how == How(channels_last=True)
 
 
