@@ -10,10 +10,10 @@ from ray import serve
 from starlette.requests import Request
 
 from benchmarks.gpu.setting import Network, Setting
-from ray_slo.models.running import How, Staged
+from ray_slo.models.running import How, OnRunner, Staged
 
 
-class Pictures:
+class Pictures(OnRunner):
     """A ResNet. An item is the number of a picture that this class keeps on the host.
 
     A batch is copied to the device, and runs `passes` times.
@@ -25,10 +25,6 @@ class Pictures:
         self.runner = network.runner(setting.device, how)
         self.runner.prepare(lambda size: network.stage(self.runner, size))
         self._passes = passes
-
-    @property
-    def stages_ahead(self) -> bool:
-        return bool(self.runner.device.type == "cuda")
 
     def stage(self, items: list[int]) -> Staged:
         chosen = [item % len(self._pictures) for item in items]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ray_slo.models.devices import pick_device
 from ray_slo.models.lanes import Lane
-from ray_slo.models.running import How, Runner, Staged
+from ray_slo.models.running import How, OnRunner, Runner, Staged
 from ray_slo.models.ways import fit
 
 from .data import ITEMS, USERS
@@ -84,7 +84,7 @@ def _milliseconds(variable: str) -> float:
     return value / 1e3
 
 
-class Recommender:
+class Recommender(OnRunner):
     """Ranks items for users.
 
     Args:
@@ -130,15 +130,6 @@ class Recommender:
         )
         _log.info("%s runs in %s", network, self.runs)
         self.pace = Pace.from_environment()
-
-    @property
-    def network(self) -> Any:
-        return self.runner.network
-
-    @property
-    def stages_ahead(self) -> bool:
-        """Whether staging a batch while another one runs saves time; see `ImageClassifier`."""
-        return bool(self.runner.device.type == "cuda")
 
     def stage(self, queries: list[Query]) -> Ahead:
         """Copy the next batch to the device while another one runs."""

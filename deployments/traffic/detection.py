@@ -21,7 +21,7 @@ import numpy as np
 from ray_slo.models.devices import pick_device
 from ray_slo.models.lanes import Lane
 from ray_slo.models.loading import checked_by, one_of
-from ray_slo.models.running import How, Runner, Staged, parse_how
+from ray_slo.models.running import How, OnRunner, Runner, Staged, parse_how
 from ray_slo.models.vision import build, torchvision_models, weights_of
 from ray_slo.models.ways import fit
 
@@ -57,7 +57,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Detector:
+class Detector(OnRunner):
     """A network with its preprocessing. It finds the things in pictures, the surest first.
 
     With random weights (`made_up`), a detector would find nothing, or hundreds of things. The next
@@ -73,15 +73,6 @@ class Detector:
     categories: list[str]
     made_up: bool = False
     runs: str = ""
-
-    @property
-    def network(self) -> Any:
-        return self.runner.network
-
-    @property
-    def stages_ahead(self) -> bool:
-        """Whether staging a batch while another one runs saves time; see `ImageClassifier`."""
-        return bool(self.runner.device.type == "cuda")
 
     def stage(self, pictures: list[Picture]) -> Staged:
         """Copy pictures to the device and prepare them there. `__call__` takes the result."""

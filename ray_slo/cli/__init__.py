@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from ray_slo.core.environment import TRACEBACK
 from ray_slo.core.explain import problem
 from ray_slo.core.pages import CLI, pointed
-from ray_slo.core.text import in_words
+from ray_slo.core.text import text_of
 
 # One module per command, each with `register(app)`.
 COMMANDS = (
@@ -28,7 +28,7 @@ COMMANDS = (
 def _describe(error: Exception) -> str:
     """Return the text of an error, with one line per mistake."""
     if not isinstance(error, ValidationError):
-        return in_words(error)
+        return text_of(error)
     return "\n".join(
         ": ".join(filter(None, [".".join(map(str, e["loc"])), problem((), e)]))
         for e in error.errors()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 import yaml
 
-from ray_slo.core.explain import explaining
+from ray_slo.core.explain import explaining, validated
 from ray_slo.core.pages import SEE
 
 if TYPE_CHECKING:
@@ -93,8 +93,6 @@ def read_document(path: Path, example: str) -> dict[str, Any]:
 
 def in_document(path: Path | None, model: type[T], data: Any) -> T:
     """Return `data` as an object of the class `model`. Error messages name the file."""
-    from ray_slo.core.explain import validated
-
     with mistakes_in(path, model):
         return validated(model, data)
 

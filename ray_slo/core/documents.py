@@ -21,7 +21,7 @@ from ray_slo.core.hints import parts_of
 from ray_slo.core.names import nearest
 from ray_slo.core.profiles import LatencyProfile, load_profiles
 from ray_slo.core.requests import MAX_LATENCY_MS
-from ray_slo.core.text import kind_of
+from ray_slo.core.text import type_in_words
 
 MAX_BATCH = 100_000  # more is a typing error, and its table would fill the memory
 SloMs = Annotated[float, Field(gt=0, le=MAX_LATENCY_MS)]
@@ -196,7 +196,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     """
     data = load_yaml(path)
     if not isinstance(data, dict):
-        raise ValueError(f"{path}: must hold a mapping, got {kind_of(data)}")
+        raise ValueError(f"{path}: must hold a mapping, got {type_in_words(data)}")
     return data
 
 

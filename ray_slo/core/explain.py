@@ -37,14 +37,17 @@ class Misplaced(ValueError):
 
 
 @contextmanager
-def placed(at: str) -> Iterator[None]:
-    """Put the place before the message of a ValueError that is raised inside."""
+def placed(at: str, instead_of: str = "") -> Iterator[None]:
+    """Put the place before the message of a ValueError that is raised inside, or in place of
+    `instead_of`, with which the message begins."""
     try:
         yield
-    except Misplaced as error:
-        raise Misplaced(f"{at}.{error.at}", error.said) from None
     except ValueError as error:
-        raise Misplaced(at, str(error)) from None
+        if instead_of and (said := str(error)).startswith(f"{instead_of}: "):
+            raise Misplaced(at, said.removeprefix(f"{instead_of}: ")) from None
+        if not isinstance(error, Misplaced):
+            raise Misplaced(at, str(error)) from None
+        raise Misplaced(f"{at}.{error.at}", error.said) from None
 
 
 def validated(model: type[T], data: Any, at: str = "") -> T:

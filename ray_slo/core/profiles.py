@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ray_slo.core.text import kind_of, quoted
+from ray_slo.core.text import quoted, type_in_words
 
 T = TypeVar("T")
 
@@ -434,7 +434,7 @@ def load_profiles(path: str | Path) -> dict[str, LatencyProfile]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not a latency-profile file: {error}") from None
     if not isinstance(body, dict) or body.get("format") != _FORMAT:
-        got = quoted(body.get("format")) if isinstance(body, dict) else kind_of(body)
+        got = quoted(body.get("format")) if isinstance(body, dict) else type_in_words(body)
         raise ValueError(f"{path}: format must be {_FORMAT!r}, got {got}")
     profiles = body.get("profiles")
     if not isinstance(profiles, dict):
@@ -443,7 +443,7 @@ def load_profiles(path: str | Path) -> dict[str, LatencyProfile]:
     for name, data in profiles.items():
         try:
             if not isinstance(data, dict):
-                raise ValueError(f"it must be a mapping, got {kind_of(data)}")
+                raise ValueError(f"it must be a mapping, got {type_in_words(data)}")
             found[name] = LatencyProfile.from_json(data)
         except ValueError as error:
             raise ValueError(f"{path}: profiles.{name}: {error}") from None

@@ -7,7 +7,7 @@ from typing import Any
 SHOWN = 80  # characters of a value
 
 
-_KINDS: dict[type, str] = {
+_TYPES: dict[type, str] = {
     type(None): "nothing",
     bool: "true or false",
     int: "a number",
@@ -21,14 +21,14 @@ _KINDS: dict[type, str] = {
 }
 
 
-def kind_of(value: Any) -> str:
-    """The kind of a value in words, for messages that do not show the value itself."""
+def type_in_words(value: Any) -> str:
+    """The type of a value in words, for messages that do not show the value itself."""
     kind = type(value)
     article = "an" if kind.__name__[:1].lower() in "aeiou" else "a"
-    return _KINDS.get(kind) or f"{article} {kind.__name__}"
+    return _TYPES.get(kind) or f"{article} {kind.__name__}"
 
 
-def in_words(error: Exception) -> str:
+def text_of(error: Exception) -> str:
     """The text of an error; that of an OSError begins with the file, without an error number."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename or quoted('')}: {error.strerror}"

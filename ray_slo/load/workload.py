@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ray_slo.core.documents import load_arrays
 from ray_slo.core.names import import_attr
-from ray_slo.core.text import kind_of
+from ray_slo.core.text import type_in_words
 
 _FORMAT = "ray-slo/workload/1"
 
@@ -131,8 +131,9 @@ def _from_python(name: str) -> Payloads:
         items = list(items)
     except TypeError:
         raise ValueError(
-            f"payload: {name} gives {kind_of(items)}; wanted a list of payloads, a pair (payloads, "
-            "labels), ray_slo.load.workload.Payloads, or a function that returns one of these"
+            f"payload: {name} gives {type_in_words(items)}; wanted a list of payloads, a pair "
+            "(payloads, labels), ray_slo.load.workload.Payloads, or a function that returns one of "
+            "these"
         ) from None
     kind = "application/octet-stream"
     if items and isinstance(items[0], bytes):

@@ -256,6 +256,26 @@ class _Recorded:
         return self.play()[: _size(inputs)].clone()
 
 
+class OnRunner:
+    """Base of classes that run a network through a `Runner`.
+
+    Attributes:
+        runner: runs the network.
+    """
+
+    runner: Runner
+
+    @property
+    def network(self) -> Any:
+        return self.runner.network
+
+    @property
+    def stages_ahead(self) -> bool:
+        """Whether staging a batch while another one runs saves time. It does on a GPU, which copies
+        and prepares the next batch meanwhile. On a CPU it would slow down the running batch."""
+        return bool(self.runner.device.type == "cuda")
+
+
 def _leaves(inputs: Tensors) -> list[torch.Tensor]:
     return list(inputs.values()) if isinstance(inputs, Mapping) else [inputs]
 

@@ -38,7 +38,7 @@ from ray_slo.models.loading import (
     say,
     weights_source,
 )
-from ray_slo.models.running import How, Runner, Staged, parse_how
+from ray_slo.models.running import How, OnRunner, Runner, Staged, parse_how
 from ray_slo.models.ways import fit
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class TextAnswer(TypedDict):
 
 
 @dataclass(frozen=True)
-class PairClassifier:
+class PairClassifier(OnRunner):
     """A network with its tokenizer. It maps text pairs to answers.
 
     Attributes:
@@ -109,15 +109,6 @@ class PairClassifier:
     labels: list[str]
     max_tokens: int = MAX_TOKENS
     runs: str = ""
-
-    @property
-    def network(self) -> Any:
-        return self.runner.network
-
-    @property
-    def stages_ahead(self) -> bool:
-        """Whether staging a batch while another one runs saves time; see `ImageClassifier`."""
-        return bool(self.runner.device.type == "cuda")
 
     def stage(self, pairs: list[tuple[str, str]]) -> Staged:
         """Cut texts into tokens and copy these to the device. `__call__` takes the result."""

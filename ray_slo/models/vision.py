@@ -37,7 +37,7 @@ from ray_slo.models.loading import (
     say,
     weights_source,
 )
-from ray_slo.models.running import How, Runner, Staged, parse_how
+from ray_slo.models.running import How, OnRunner, Runner, Staged, parse_how
 from ray_slo.models.ways import fit
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class ImageAnswer(TypedDict):
 
 
 @dataclass(frozen=True)
-class ImageClassifier:
+class ImageClassifier(OnRunner):
     """A network with its preprocessing. It maps pictures, shape (height, width, 3), uint8, to
     answers.
 
@@ -94,16 +94,6 @@ class ImageClassifier:
     transform: Callable[[Any], Any]
     categories: list[str]
     runs: str = ""
-
-    @property
-    def network(self) -> Any:
-        return self.runner.network
-
-    @property
-    def stages_ahead(self) -> bool:
-        """Whether staging a batch while another one runs saves time. It does on a GPU, which copies
-        and prepares the next batch meanwhile. On a CPU it would slow down the running batch."""
-        return bool(self.runner.device.type == "cuda")
 
     def stage(self, pictures: list[NDArray[np.uint8]]) -> Staged:
         """Copy pictures to the device and prepare them there. `__call__` takes the result."""

@@ -346,11 +346,16 @@ def deadline_scope(latency_ms: float | HasHeaders | None) -> Iterator[None]:
         _limit.reset(token)
 
 
-def _scope_ms(value: Any) -> float:
+def as_number(value: Any) -> float:
+    """Return a value as a number; nan if it is none, or a boolean."""
     try:
-        number = math.nan if isinstance(value, bool) else float(value)
+        return math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
-        number = math.nan
+        return math.nan
+
+
+def _scope_ms(value: Any) -> float:
+    number = as_number(value)
     if math.isnan(number):
         raise ValueError(
             "latency_ms of deadline_scope must be a number of milliseconds, a request with "

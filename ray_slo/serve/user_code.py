@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from ray import cloudpickle
 
-from ray_slo.core.text import kind_of
+from ray_slo.core.text import type_in_words
 from ray_slo.models.checkpoint import Preempted
 from ray_slo.serve.errors import BatchResultError
 from ray_slo.serve.suspects import Marks
@@ -140,7 +140,7 @@ def check_results(results: Any, expected: int, method: str, model: str) -> None:
     except TypeError:
         count = -1
     if count != expected:
-        got = _counted(count, "result") if count >= 0 else kind_of(results)
+        got = _counted(count, "result") if count >= 0 else type_in_words(results)
         raise BatchResultError(
             f"{method} was given {_counted(expected, 'item')} and returned {got}; "
             "it must return a list with one result per item",

@@ -225,10 +225,8 @@ class SimulationSpec(Frozen):
 
     @model_validator(mode="after")
     def _names_what_there_is(self) -> SimulationSpec:
-        try:
+        with placed("policy", instead_of="policy"):
             self.make_policy()
-        except ValueError as error:
-            raise Misplaced("policy", str(error).removeprefix("policy: ")) from None
         with placed("workload"):
             self.workload.check_models(list(self.cluster.models))
         workers = self.cluster.names

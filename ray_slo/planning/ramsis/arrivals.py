@@ -21,7 +21,7 @@ from scipy.special import gammainc, gammaln, xlogy
 
 from ray_slo.core.documents import Frozen
 from ray_slo.core.explain import Misplaced, placed, validated
-from ray_slo.core.text import in_words
+from ray_slo.core.text import text_of
 
 Floats = NDArray[np.float64]
 
@@ -220,7 +220,7 @@ class EmpiricalSpec(Frozen):
                 warnings.simplefilter("ignore", UserWarning)  # NumPy's, of an empty file
                 return Empirical(np.loadtxt(path, dtype=float, ndmin=1))
         except OSError as error:
-            raise Misplaced("file", in_words(error)) from None
+            raise Misplaced("file", text_of(error)) from None
         except ValueError as error:
             wanted = "must hold arrival times in seconds, one per line"
             raise Misplaced("file", f"{path} {wanted}: {error}") from None

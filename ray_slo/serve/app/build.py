@@ -19,7 +19,7 @@ from ray.serve import Application
 from ray_slo.core import environment
 from ray_slo.core.explain import explaining
 from ray_slo.core.profiles import load_profiles
-from ray_slo.core.text import in_words, quoted
+from ray_slo.core.text import quoted, text_of
 from ray_slo.policies.registry import refuse_sizes
 from ray_slo.serve.config.app import AppConfig
 from ray_slo.serve.config.models import ModelConfig
@@ -158,7 +158,7 @@ def _check_code(spec: AppSpec) -> None:
             try:
                 load_profiles(file)
             except (OSError, ValueError) as error:
-                said = "no such file" if isinstance(error, FileNotFoundError) else in_words(error)
+                said = "no such file" if isinstance(error, FileNotFoundError) else text_of(error)
                 raise ValueError(f"{field}: {file}: {said.removeprefix(f'{file}: ')}") from None
         if hasattr(cls, "size") and (why := _refused_sizes(spec, name)):
             raise ValueError(f"{where}.callable: {cls.__name__}.size: {why}")

@@ -17,10 +17,10 @@ from ray_slo.core import LatencyProfile
 from ray_slo.core.pages import DEPLOYMENTS, pointed
 from ray_slo.core.profiles import load_profiles, profile_of
 from ray_slo.core.requests import MAX_LATENCY_MS
-from ray_slo.core.text import in_words, quoted
+from ray_slo.core.text import quoted, text_of
 from ray_slo.policies.registry import make_policy
 from ray_slo.serve.batch.batcher import Batcher, Call, End, Settings
-from ray_slo.serve.deadlines import note_headers
+from ray_slo.serve.deadlines import as_number, note_headers
 from ray_slo.serve.errors import BadInput, ConfigError, SLOError
 from ray_slo.serve.ray_private import context
 
@@ -311,7 +311,7 @@ def _load(profile: LatencyProfile | str | Path | None, name: str) -> LatencyProf
     try:
         profiles = load_profiles(profile)
     except (OSError, ValueError) as error:
-        raise _refused(f"profile: {in_words(error)}") from error
+        raise _refused(f"profile: {text_of(error)}") from error
     if (found := profile_of(profiles, name, name)) is None:
         raise _refused(f"profile {profile} has no {name!r}; it has {', '.join(profiles)}")
     return found
@@ -322,10 +322,7 @@ def _refused(said: str) -> ConfigError:
 
 
 def _positive_ms(value: Any, error: Callable[..., SLOError], **context: Any) -> float:
-    try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
+    number = as_number(value)
     if not 0 < number <= MAX_LATENCY_MS:
         raise error(
             f"latency_slo_ms must be a positive number of milliseconds, at most "

@@ -12,7 +12,7 @@ from ray_slo.core.documents import SloMs
 from ray_slo.core.explain import Misplaced, explained
 from ray_slo.core.names import import_attr
 from ray_slo.core.pages import PAGE, pointed
-from ray_slo.core.text import kind_of, quoted
+from ray_slo.core.text import quoted, type_in_words
 from ray_slo.serve.config.common import SloClasses, StrictConfig, check_name
 from ray_slo.serve.config.user_class import check_arguments, check_user_class
 
@@ -51,7 +51,7 @@ class VariantConfig(StrictConfig):
         target = import_attr(self.load) if isinstance(self.load, str) else self.load
         if not callable(target):
             raise ValueError(
-                f"load: {quoted(self.load)} is {kind_of(target)}; it must be a function or a "
+                f"load: {quoted(self.load)} is {type_in_words(target)}; it must be a function or a "
                 "class that returns the loaded network"
             )
         loader: Callable[..., Any] = target

@@ -19,7 +19,7 @@ from ray_slo.core.documents import DelayMs, ProfileSpec, SloMs, Strict, exactly_
 from ray_slo.core.explain import Misplaced, placed
 from ray_slo.core.names import listed, nearest
 from ray_slo.core.profiles import LatencyProfile
-from ray_slo.core.text import in_words
+from ray_slo.core.text import text_of
 from ray_slo.core.trees import Tree, TreeTask
 from ray_slo.planning import loki
 from ray_slo.planning.catalogue import CATALOGUE, InstanceType, load_catalogue
@@ -53,7 +53,7 @@ class PoolSpec(_Document):
             try:
                 known |= load_catalogue(base / self.catalogue)
             except (OSError, ValueError) as error:
-                raise Misplaced("pool.catalogue", in_words(error)) from None
+                raise Misplaced("pool.catalogue", text_of(error)) from None
         for i, name in enumerate(self.types):
             if name not in known:
                 raise Misplaced(
@@ -227,13 +227,11 @@ class PlanSpec(_Document):
         else:
             assert self.cluster is not None
             for i, (name, kwargs) in enumerate(policies):
-                try:
+                at = f"policies.{i}" if self.policies else "policy"
+                with placed(at, instead_of="policy"):
                     make_policy(name, kwargs)
                     if self.workload.sizes is not None:
                         refuse_sizes(name, kwargs)
-                except ValueError as error:
-                    at = f"policies.{i}" if self.policies else "policy"
-                    raise Misplaced(at, str(error).removeprefix("policy: ")) from None
         cluster = self.cluster
         kinds = [t.name for t in types] or [KIND]
         duration_s = self.duration_s or self.workload.length_s
