@@ -145,6 +145,9 @@ def _schedulers(state: State) -> list[tuple[str, State]]:
     return [("", state), *state.get("groups", {}).items()]
 
 
+_COUNTED = {"on_node": "granted on their frontend's node", "unclaimed": "batches unclaimed"}
+"""Words for counts whose names say too little."""
+
 # -- the parts ---------------------------------------------------------------------------------
 
 
@@ -159,7 +162,7 @@ def _head(state: State) -> str:
         f"{state.get('pending', 0)} pending",
         f"dispatch delay {state.get('dispatch_delay_ms', 0):.1f} ms",
         f"median prediction error {state.get('prediction_error_ms', 0):+.1f} ms",
-        *(f"{n} {name}" for name, n in state.get("counts", {}).items()),
+        *(f"{n} {_COUNTED.get(name, name)}" for name, n in state.get("counts", {}).items()),
     ]
     return plain(", ".join(parts))
 

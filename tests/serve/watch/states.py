@@ -28,7 +28,7 @@ def state(**others):
         "scheduler": "embedded",
         "policy": EVIL,
         "queued": {"find": 7, "spell": 0, "join": 0},
-        "counts": {"granted": 100, "refused": 12},
+        "counts": {"granted": 100, "refused": 12, "on_node": 40},
         "lately": {
             "window_s": 10,
             "models": {"find": {"requests": 1250, "latency_ms": {"p50": 33.0, "p99": 97.0}}},

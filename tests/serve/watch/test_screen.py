@@ -26,6 +26,7 @@ def test_models_beside_what_is_expected():
     assert cells(found, "models", "queued") == {"find": "7", "spell": "0", "join": "0", "read": ""}
     assert [row.warn for row in section(found, "models").rows] == [True, False, False, False]
     assert "1 of 2 frontends heard" in found.head
+    assert "100 granted, 12 refused, 40 granted on their frontend's node" in found.head
     assert found.opens == ["read", "find", "spell", "join"]
 
 
