@@ -6,8 +6,10 @@ repaired to be monotone (a larger batch never takes less time than a smaller one
 
 The time of a batch size that was not measured is *assumed*, rather too slow than too fast. With one
 measured size b, ℓ(n) = n/b · ℓ(b), as if batching had no advantage. With two or more, ℓ continues
-with the steepest measured slope, and at least with ℓ(b) / (b + 4). That is the slope of a network
-with a fixed cost of four items, so two noisy samples do not make a flat profile.
+with the slope from b/2 to b, and at least with ℓ(b) / (b + 4). That is the slope of a network with
+a fixed cost of four items, so two noisy samples do not make a flat profile. The slope between two
+neighboring sizes is not used: it is mostly noise. If it is steep, larger batches seem to gain
+nothing. Then they are never tried, and the error remains.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import numpy as np
 from ray_slo.core.text import quoted, type_in_words
 
 T = TypeVar("T")
+_Array = np.ndarray[Any, Any]
 
 _FORMAT = "ray-slo/latency-profile/1"
 _LARGEST = 100_000  # batch of a profile; its table is kept in memory
@@ -299,7 +302,9 @@ class OnlineProfile:
         shape, known = self._shape, self._shape.measured_to
         if known:
             ratio = float(np.interp(math.log(known), *self._ratios())) if self.samples else 1.0
-            value = max(duration_s / ratio, shape.latency(known))
+            # A first sample beyond the assumption is an outlier. Ratios correct this if it is not.
+            most = shape.latency(batch_size)
+            value = min(max(duration_s / ratio, shape.latency(known)), most)
             table = np.array(shape.table)
         else:  # of a guess, the shape remains
             value = duration_s
@@ -340,9 +345,15 @@ class OnlineProfile:
         shape = self._shape
         grid = np.log(np.arange(1, shape.max_batch_size + 1))
         table = np.array(shape.table) * np.interp(grid, *self._ratios())
+        known = shape.measured_to if shape is not self.prior else shape.max_batch_size
         # A batch takes no longer than a larger one did. Repair downwards, so that one slow small
         # batch (a cold start) does not outweigh fast larger ones, as it would in an average.
-        return LatencyProfile(np.minimum.accumulate(table[::-1])[::-1], shape.measured_to)
+        table[:known] = np.minimum.accumulate(table[:known][::-1])[::-1]
+        if known < shape.max_batch_size:
+            sizes = np.arange(1.0, known + 1) if len(self._known) > 1 else [known]
+            each = _slope_beyond(sizes, table[known - len(sizes) : known])
+            table[known:] = table[known - 1] + each * np.arange(1, len(table) - known + 1)
+        return LatencyProfile(table, shape.measured_to)
 
     def _is_stale(self, octave: int) -> bool:
         seen_at = self._seen_at.get(octave, self.samples)
@@ -368,18 +379,18 @@ def doubling_sizes(largest: int) -> list[int]:
     return sizes if not sizes or sizes[-1] == largest else [*sizes, largest]
 
 
-def _slope_beyond(sizes: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> float:
+def _slope_beyond(sizes: Sequence[float] | _Array, values: Sequence[float] | _Array) -> float:
     """Seconds per item that a batch larger than all measured ones is assumed to take.
 
     Args:
         sizes, values: measured batch sizes, ascending, and their times, seconds.
     """
-    each = float(values[-1] / sizes[-1])
+    largest, last = float(sizes[-1]), float(values[-1])
     if len(sizes) == 1:
-        return each
-    slopes = np.diff(values) / np.diff(sizes)
-    least = float(values[-1] / (sizes[-1] + _FIXED_COST))
-    return max(float(slopes[-1]), min(float(slopes.max()), each), least)
+        return last / largest
+    half = max(largest / 2, float(sizes[0]))
+    slope = (last - float(np.interp(half, sizes, values))) / (largest - half)
+    return max(slope, last / (largest + _FIXED_COST))
 
 
 def _isotonic(values: Sequence[float]) -> list[float]:

@@ -241,7 +241,10 @@ class TestOnline:
         online.observe(4, 0.13)  # the line from here on, but never flatter than 0.13 / (4 + 4)
         assert online.profile(64) == pytest.approx(0.13 + 60 * 0.13 / 8)
         online.observe(16, 0.4)
-        assert online.profile(64) == pytest.approx(0.4 + 48 * 0.27 / 12)
+        assert online.profile(16) == pytest.approx(0.4)
+        slope = (0.4 - online.profile(8)) / 8
+        assert online.profile(64) == pytest.approx(0.4 + 48 * slope)
+        assert slope == pytest.approx(0.27 / 12, rel=0.02)
         assert online.profile.measured_to == 16
 
     @given(affine, st.lists(st.integers(1, 64), min_size=1, max_size=12), st.integers(0, 64))
@@ -260,6 +263,31 @@ class TestOnline:
             # Within the octave of the largest batch, where sizes are told apart by the guess only.
             least = 1 - 1e-9 if measured_to else 0.85
             assert profile(b) >= truth(b) * least
+
+    def test_a_slow_batch_of_a_new_size_does_not_stop_larger_ones(self):
+        truth = LatencyProfile.linear(0.03, 0.1, 64)
+        online = OnlineProfile(LatencyProfile.linear(0.02, 0.08, 64, measured_to=0))
+        for b in range(1, 9):
+            online.observe(b, truth(b))
+        for factor in (1.5, 1.0):
+            online.observe(9, factor * truth(9))
+        profile = online.profile
+        assert profile(9) == pytest.approx(truth(9))
+        assert truth(18) <= profile(18) <= 1.1 * truth(18)
+
+    @pytest.mark.parametrize("seed", range(12))
+    def test_batches_grow_to_the_best_size_although_times_scatter(self, seed):
+        """An overloaded policy runs the smallest batch that seems to serve most, within 0.5 s."""
+        rng = np.random.default_rng(seed)
+        truth = LatencyProfile.linear(0.02, 0.1, 64)  # 20 items in 0.5 s
+        online = OnlineProfile(LatencyProfile.linear(0.02, 0.08, 64, measured_to=0))
+        sizes = [1, 2, 3, 1, 2]
+        while len(sizes) < 200:
+            online.observe(sizes[-1], truth(sizes[-1]) * rng.lognormal(0.0, 0.2))
+            profile = online.profile
+            most = max(profile.max_batch_within(0.5), 1)
+            sizes.append(int(np.argmax([profile.throughput(b) for b in range(1, most + 1)])) + 1)
+        assert 12 <= np.mean(sizes[100:]) <= 20
 
     def test_a_slow_start_is_forgotten_for_larger_sizes_too(self):
         truth = LatencyProfile.linear(0.01, 0.05, 64)
