@@ -4,6 +4,7 @@ import http.client
 import json
 import re
 import socket
+import socketserver
 import subprocess
 import sys
 import threading
@@ -71,10 +72,14 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def running(
-    folder, *frontends: Frontend, grpc: bool = False, head_s: float = haproxy.HEAD_S
+    folder,
+    *frontends: Frontend,
+    grpc: bool = False,
+    grpc_server: int = 0,
+    head_s: float = haproxy.HEAD_S,
 ) -> Iterator[tuple[int, int, int]]:
     """HAProxy before frontends, started as Serve starts it: (its port, of statistics, of
-    metrics)."""
+    metrics). `grpc_server`: the port that calls over gRPC go to; default: nothing listens there."""
     *ports, grpc_port, nobody = modes.free_ports(5)
     config = serve_haproxy.HAProxyConfig(
         socket_path=str(folder / "admin.sock"),
@@ -98,12 +103,12 @@ def running(
             name="app", app_name="app", path_prefix="/", servers=servers
         )
     }
-    if grpc:  # nothing speaks HTTP/2 there
+    if grpc:
         backends["grpc"] = serve_haproxy.BackendConfig(
             name="grpc",
             app_name="app",
             path_prefix="/",
-            servers=[serve_haproxy.ServerConfig("g0", "127.0.0.1", nobody)],
+            servers=[serve_haproxy.ServerConfig("g0", "127.0.0.1", grpc_server or nobody)],
             protocol=serve_haproxy.RequestProtocol.GRPC,
         )
     api = serve_haproxy.HAProxyApi(config, backends, str(folder / "haproxy.cfg"))
@@ -277,23 +282,42 @@ def test_a_large_body_is_not_waited_for(tmp_path):
         assert frontend.seen[1]["x-slo-body-whole"] == "0"
 
 
-def test_over_grpc_its_own_errors_are_ours(tmp_path):
+class _Dying(socketserver.BaseRequestHandler):
+    """Accepts a call over HTTP/2, and hangs up: a frontend that dies with its calls."""
+
+    def handle(self):
+        settings = b"\0\0\0\x04\0\0\0\0\0"
+        self.request.sendall(settings)
+        received = b""
+        while b"application" not in received:  # a header of the call
+            more = self.request.recv(65536)
+            if not more:
+                return
+            received += more
+
+
+@pytest.mark.parametrize(("dies", "message"), [(False, "no frontend is up"), (True, "died")])
+def test_over_grpc_its_own_errors_are_ours(tmp_path, dies, message):
     import grpc
 
     from ray_slo.serve.grpc import InferenceStub, reported
     from ray_slo.serve.protos import InferRequest
 
-    frontend = Frontend()
-    with running(tmp_path, frontend, grpc=True):
-        config = (tmp_path / "haproxy.cfg.ray-slo-haproxy").read_text()
-        [port] = re.findall(r"^ +bind 127.0.0.1:(\d+) proto h2$", config, re.MULTILINE)
-        channel = grpc.insecure_channel(f"127.0.0.1:{port}")
-        with channel, pytest.raises(grpc.RpcError) as failed:
-            InferenceStub(channel).Infer(
-                InferRequest(json="1"), metadata=[("application", "app")], timeout=20
-            )
-        assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert reported(failed.value)["reason"] == "frontend_lost"
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Dying) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        port = server.server_address[1] if dies else 0
+        with running(tmp_path, Frontend(), grpc=True, grpc_server=port):
+            config = (tmp_path / "haproxy.cfg.ray-slo-haproxy").read_text()
+            [port] = re.findall(r"^ +bind 127.0.0.1:(\d+) proto h2$", config, re.MULTILINE)
+            channel = grpc.insecure_channel(f"127.0.0.1:{port}")
+            with channel, pytest.raises(grpc.RpcError) as failed:
+                InferenceStub(channel).Infer(
+                    InferRequest(json="1"), metadata=[("application", "app")], timeout=20
+                )
+        server.shutdown()
+    assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+    said = reported(failed.value)
+    assert said["reason"] == "frontend_lost" and message in said["message"]
 
 
 def test_heads_are_bounded(tmp_path):
