@@ -28,7 +28,6 @@ import numpy as np
 from ray_slo.core.text import quoted, type_in_words
 
 T = TypeVar("T")
-_Array = np.ndarray[Any, Any]
 
 _FORMAT = "ray-slo/latency-profile/1"
 _LARGEST = 100_000  # batch of a profile; its table is kept in memory
@@ -260,7 +259,7 @@ class OnlineProfile:
         self.prior = prior
         self.quantile = quantile
         self._shape = prior  # fitted to the sizes that the prior assumes, once they are measured
-        self._known = {b: prior.latency(b) for b in doubling_sizes(prior.measured_to)}
+        self._sizes_known = min(prior.measured_to, 2)  # 2: two or more
         self._window = window
         self._stale_after = stale_after
         self._seen_at: dict[int, int] = {}
@@ -303,23 +302,15 @@ class OnlineProfile:
         if known:
             ratio = float(np.interp(math.log(known), *self._ratios())) if self.samples else 1.0
             # A first sample beyond the assumption is an outlier. Ratios correct this if it is not.
-            most = shape.latency(batch_size)
-            value = min(max(duration_s / ratio, shape.latency(known)), most)
+            most_s = min(duration_s, self.profile.latency(batch_size)) / ratio
+            value = max(most_s, shape.latency(known))
+            grid = np.arange(known + 1, shape.max_batch_size + 1)
             table = np.array(shape.table)
+            table[known:] = np.interp(grid, (known, batch_size), (shape.latency(known), value))
         else:  # of a guess, the shape remains
-            value = duration_s
             table = np.array(shape.table) * (duration_s / shape.latency(batch_size))
-        self._known[batch_size] = value
-        sizes = np.array(list(self._known), dtype=float)
-        values = np.array(list(self._known.values()))
-        grid = np.arange(known + 1, shape.max_batch_size + 1)
-        beyond = value + _slope_beyond(sizes, values) * np.maximum(grid - batch_size, 0)
-        if known:
-            between = np.interp(grid, (known, batch_size), (shape.latency(known), value))
-            table[known:] = np.where(grid <= batch_size, between, beyond)
-        else:
-            table = np.where(grid <= batch_size, table, beyond)
-        self._shape = LatencyProfile(table, batch_size)
+        self._shape = LatencyProfile(table, batch_size)  # `_estimate` assumes what is larger
+        self._sizes_known = min(self._sizes_known + 1, 2)
         self._ratio.clear()
 
     def _ratios(self) -> tuple[list[float], list[float]]:
@@ -350,9 +341,9 @@ class OnlineProfile:
         # batch (a cold start) does not outweigh fast larger ones, as it would in an average.
         table[:known] = np.minimum.accumulate(table[:known][::-1])[::-1]
         if known < shape.max_batch_size:
-            sizes = np.arange(1.0, known + 1) if len(self._known) > 1 else [known]
-            each = _slope_beyond(sizes, table[known - len(sizes) : known])
-            table[known:] = table[known - 1] + each * np.arange(1, len(table) - known + 1)
+            sizes = np.arange(1 if self._sizes_known > 1 else known, known + 1)
+            slope = _slope_beyond(sizes, table[sizes - 1])
+            table[known:] = table[known - 1] + slope * np.arange(1, len(table) - known + 1)
         return LatencyProfile(table, shape.measured_to)
 
     def _is_stale(self, octave: int) -> bool:
@@ -379,7 +370,7 @@ def doubling_sizes(largest: int) -> list[int]:
     return sizes if not sizes or sizes[-1] == largest else [*sizes, largest]
 
 
-def _slope_beyond(sizes: Sequence[float] | _Array, values: Sequence[float] | _Array) -> float:
+def _slope_beyond(sizes: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> float:
     """Seconds per item that a batch larger than all measured ones is assumed to take.
 
     Args:
