@@ -125,7 +125,7 @@ class BatchingPolicy(Abilities, ABC):
             if flight.batch_id == outcome.batch_id:
                 del flights[i]
                 if i == 0 and outcome.status is BatchStatus.FINISHED:
-                    state.pool.ended(flight.end_at - outcome.finished_at)
+                    state.pool.times.add(flight, outcome)
                 if flights:
                     if i == 0:  # the batch sent ahead starts now, not when it was predicted to
                         rest = flights[0]
@@ -140,7 +140,7 @@ class BatchingPolicy(Abilities, ABC):
     def cluster_changed(self, now: float, cluster: Cluster) -> None:
         self._delay = cluster.delay
         self._ahead = cluster.delay(1) > 0
-        learned = {pool.kind: (pool.wait_s, pool.early_s) for pool in self._pools}
+        learned = {pool.kind: (pool.wait_s, pool.times) for pool in self._pools}
         pools: dict[Kind, Pool] = {}
         known, self._workers = self._workers, {}
         for rank, worker in enumerate(cluster.workers.values()):

@@ -30,11 +30,12 @@ Two arguments go beyond the paper; `python -m benchmarks deferred-objectives` me
   dropped for larger batches.
 
 For several models, the *load* ρ of a pool is the number of workers that all measured rates need,
-divided by the workers that there are. Each model counts with its best batch (the staggered one, or
-the requests that come within its SLO, if fewer). Every model then uses batches with the share ρ of
-its own best throughput per worker (ρ / headroom for `responsive`). So all give up batching
-efficiency in the same proportion. In a shared pool, a batch that is due only at frontrun may find
-no worker. So
+divided by the workers that there are. The mean times of batches count (`Times.pace`): if times
+scatter, the profile's are longer. Each model counts with its best batch (the staggered one, or the
+requests that come within its SLO, if fewer). Every model then uses batches with the share ρ of its
+own best throughput per worker (ρ / headroom for `responsive`). So all give up batching efficiency
+in the same proportion. In a shared pool, a batch that is due only at frontrun may find no worker.
+So
 
 * batches are due earlier, by the recent wait for a worker (97th percentile). For a batch below its
   target this is bounded. Otherwise batches would get smaller and waits longer without end;
@@ -223,7 +224,8 @@ class Deferred(BatchingPolicy):
         if rate <= model.rate:
             return target
         efficiency = self._efficiency[lane]
-        load = pool.load + (rate - model.rate) / (efficiency.best * pool.size)
+        more = (rate - model.rate) * pool.times.pace / efficiency.best
+        load = pool.load + more / pool.size
         return max(target, efficiency.serving_most(rate)) if load >= _OVERLOAD else target
 
     def _waited(self, pool: Pool, wait_s: float) -> None:
@@ -343,6 +345,7 @@ class Deferred(BatchingPolicy):
             work_s = sum(
                 min(1.0, rate * round_s) * batch_s(lane, rate * round_s) for lane, rate in lanes
             )
+            work_s *= pool.times.pace
             if work_s > round_s * pool.size:
                 return 0.0
             round_s = work_s / pool.size
@@ -365,7 +368,8 @@ class Deferred(BatchingPolicy):
             lanes = self._carrying(model)
             served = [lane.pool.size * self._efficiency[lane].at_rate(model.rate) for lane in lanes]
             for lane, part in zip(lanes, served, strict=True):
-                work[lane] = model.rate * part / sum(served) / self._efficiency[lane].best
+                rate = model.rate * part / sum(served)
+                work[lane] = lane.pool.times.pace * rate / self._efficiency[lane].best
         return work
 
 

@@ -348,7 +348,7 @@ class Shared(Deferred):
         if not self._feasible:
             return super()._work()
         return {
-            lane: lane.busy * model.rate / self._planned[model]
+            lane: lane.pool.times.pace * lane.busy * model.rate / self._planned[model]
             for model in self._models.values()
             if model.lanes and self._planned.get(model)
             for lane in self._all[model]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from ray_slo.core import (
+    BatchOutcome,
     BatchStatus,
     Cluster,
     DispatchDelay,
@@ -16,7 +19,9 @@ from ray_slo.core import (
     Worker,
 )
 from ray_slo.policies.deferred import Deferred
-from ray_slo.simulation.arrivals import Burst, Gamma, Mmpp, Times
+from ray_slo.policies.shared.lanes import Flight, Times
+from ray_slo.simulation.arrivals import Burst, Gamma, Mmpp
+from ray_slo.simulation.arrivals import Times as TimesOfArrival
 from ray_slo.simulation.simulator import simulate
 from ray_slo.simulation.workloads import Workload
 from tests.policies.harness import Host, one_model
@@ -399,7 +404,7 @@ def test_a_straggler_after_a_burst_does_not_wait_for_company():
     report = simulate(
         Deferred(),
         Cluster.uniform([model], 2),
-        Workload(arrivals=Times(times_s=(*burst, 2.2))),
+        Workload(arrivals=TimesOfArrival(times_s=(*burst, 2.2))),
         duration_s=10,
         seed=1,
     )
@@ -565,3 +570,70 @@ def test_requests_wait_for_a_worker_that_may_end_early(took_s, kept):
     host.advance(20.0 + took_s, ends=False)
     host.finish("w0")
     assert [s.ids for s in host.sent] == [[1], [2], *([[3]] if kept else [])]
+
+
+SCATTER = 0.2  # standard deviation of the logarithm of times
+ALMOST_ALL = math.exp(1.645 * SCATTER)  # 95th percentile over the median
+
+
+@pytest.mark.parametrize(
+    ("alpha_s", "beta_s", "slo_s", "workers"),
+    [(0.005, 0.005, 0.1, 1), (0.010, 0.010, 0.3, 2), (0.001, 0.020, 0.1, 4)],
+)
+def test_the_load_follows_the_mean_time_if_times_scatter(alpha_s, beta_s, slo_s, workers):
+    """Profiles are 95th percentiles. By them, a load of 0.7 seems to be 0.95, and requests wait for
+    batches that are not needed: the bad rates were 1.3 %, 0.3 % and 2.0 %."""
+    real = LatencyProfile.linear(alpha_s, beta_s, 64)
+    most = max(b for b in range(1, 65) if (1 + 1 / workers) * real.latency(b) <= slo_s)
+    mean_s = real.latency(most) * math.exp(SCATTER**2 / 2)
+    report = simulate(
+        "deferred",
+        one_model(real.scaled(ALMOST_ALL), slo_s, workers),
+        Workload.poisson(0.7 * workers * most / mean_s),
+        duration_s=300 * slo_s,
+        warmup_s=20 * slo_s,
+        seed=5,
+        latency_noise=SCATTER,
+        truth=one_model(real, slo_s, workers),
+    )
+    assert report.bad_rate() < 0.007
+
+
+def test_the_pace_of_a_pool():
+    """2 s of 4 predicted, then 9 s of 6: the older batch counts a little less."""
+
+    def ended(took_s: float, predicted_s: float) -> tuple[Flight, BatchOutcome]:
+        outcome = BatchOutcome(1, [], 10.0, 10.0 + took_s)
+        return Flight(1, 10.0, predicted_s, 10.0 + predicted_s), outcome
+
+    times = Times()
+    assert (times.pace, times.early_s) == (1.0, 0.0)
+    times.add(*ended(2.0, 4.0))
+    assert (times.pace, times.early_s) == (0.5, 2.0)
+    times.add(*ended(9.0, 6.0))
+    assert times.pace == pytest.approx((0.98 * 2 + 9) / (0.98 * 4 + 6), abs=0.0005)
+    assert times.early_s == pytest.approx(0.98 * 2)
+    hung = Times()
+    hung.add(*ended(3600.0, 1.0))
+    assert hung.pace == 4.0
+
+
+@pytest.mark.parametrize("pace", [0.5, 1.0, 1.25])
+def test_a_pace_changes_the_measured_load(pace):
+    """Batches take a multiple of what the profile says; requests come at half the workers' rate."""
+    told = LatencyProfile.linear(0.004, 0.020, 25)
+    policy = Deferred()
+    rate = 0.5 * 2 * 25 / told.latency(25)
+    simulate(
+        policy,
+        one_model(told, 0.25, 2),
+        Workload.poisson(rate),
+        duration_s=20,
+        seed=1,
+        truth=one_model(told.scaled(pace), 0.25, 2),
+    )
+    (pool,) = policy._pools
+    assert pool.times.pace == pytest.approx(pace, abs=0.001)
+    (lane,) = pool.lanes
+    best = policy._efficiency[lane].best
+    assert pool.load == pytest.approx(pace * lane.model.rate / best / 2, rel=1e-6)

@@ -23,10 +23,11 @@ from ray_slo.core.decisions import Drop, DropReason
 from ray_slo.core.policy import InFlight
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.queues import DeadlineQueue
-from ray_slo.core.requests import WorkerId
+from ray_slo.core.requests import BatchOutcome, WorkerId
 from ray_slo.policies.shared.refusals import TOLERANCE_S
 
-_EARLY_KEPT = 0.98  # of `Pool.early_s` after one more batch
+_KEPT = 0.98  # of what a pool learned from its batches, after one more batch
+_PACE_MOST = 4.0  # a batch that hangs says nothing about the others
 
 
 class Flight(NamedTuple):
@@ -57,6 +58,32 @@ class Worker:
 
 
 @dataclass(eq=False, repr=False, slots=True)
+class Times:
+    """Measured times of recent batches, compared with those that profiles predict.
+
+    Attributes:
+        early_s: the longest time by which a batch ended earlier than predicted.
+        pace: total measured time over total predicted time. A live profile holds for almost every
+            batch, so the mean batch takes less. Deadlines need the profile, and loads the mean.
+    """
+
+    early_s: float = 0.0
+    pace: float = 1.0
+    _took_s: float = 0.0
+    _predicted_s: float = 0.0
+
+    def add(self, flight: Flight, outcome: BatchOutcome) -> None:
+        """Learn from the first batch of a worker, which has finished."""
+        self.early_s = max(flight.end_at - outcome.finished_at, _KEPT * self.early_s)
+        predicted_s = flight.latency_s
+        took_s = min(outcome.finished_at - outcome.started_at, _PACE_MOST * predicted_s)
+        self._took_s = _KEPT * self._took_s + took_s
+        self._predicted_s = _KEPT * self._predicted_s + predicted_s
+        # Three digits: the rounding of clocks is no difference.
+        self.pace = round(self._took_s / self._predicted_s, 3)
+
+
+@dataclass(eq=False, repr=False, slots=True)
 class Pool:
     """Workers with equal hardware and loaded variants.
 
@@ -68,7 +95,7 @@ class Pool:
         round_s: time in which the workers serve every model once; 0 if they do not serve models in
             turn (`Deferred` sets it).
         wait_s: time that a due batch may have to wait for a worker (`Deferred` learns it).
-        early_s: the longest time by which recent batches ended earlier than predicted.
+        times: what its recent batches tell about the profiles.
         first: due lanes that go before the others in overload, the best one last; `look_in`:
             number of dispatches until they are determined again (`Deferred` does).
     """
@@ -76,7 +103,7 @@ class Pool:
     order: int
     kind: Kind
     wait_s: float = 0.0
-    early_s: float = 0.0
+    times: Times = field(default_factory=Times)
     size: int = 0
     load: float = 0.0
     round_s: float = 0.0
@@ -108,10 +135,6 @@ class Pool:
             while heap and (heap[0][2].free_at != heap[0][0] or len(heap[0][2].flights) != flights):
                 heappop(heap)
             heappush(heap, (worker.free_at, worker.rank, worker))
-
-    def ended(self, early_s: float) -> None:
-        """A batch ended this much earlier than predicted, seconds."""
-        self.early_s = max(early_s, _EARLY_KEPT * self.early_s)
 
     def next_free(self, now: float) -> Worker | None:
         """The busy worker with the nearest predicted end after now that has nothing sent ahead."""
@@ -320,7 +343,7 @@ class ModelState:
         soonest = math.inf
         for lane in self.lanes:
             pool = lane.pool
-            at = max(now + lane.reach[0], pool.free_from(now) - pool.early_s + lane.need[0])
+            at = max(now + lane.reach[0], pool.free_from(now) - pool.times.early_s + lane.need[0])
             if at < soonest:
                 soonest = at
         return soonest if self.lanes else now
