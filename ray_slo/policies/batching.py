@@ -91,6 +91,12 @@ class BatchingPolicy(Abilities, ABC):
         """Batch size up to which heads are dropped that would keep the batch smaller."""
         return lane.target
 
+    @property
+    def pace(self) -> float:
+        """Measured over predicted time of batches (`Times.pace`): the mean of all workers."""
+        size = sum(pool.size for pool in self._pools)
+        return sum(pool.size * pool.times.pace for pool in self._pools) / size if size else 1.0
+
     # Events ----------------------------------------------------------------------------------
 
     def requests_arrived(self, now: float, requests: Sequence[Request]) -> None:

@@ -165,7 +165,7 @@ class Price(Abilities):
         counts = np.array(self._counts)
         mean = float(counts.mean())
         dispersion = max(float(counts.var()) / mean, 1.0) if mean else 1.0
-        needed = mean / self._ticks.every_s / self._capacity
+        needed = self._way.pace * mean / self._ticks.every_s / self._capacity
         needed += _BURST * math.sqrt(dispersion / self._workers)
         crowded = needed > (_CALM if self._crowded else _CROWDED)
         if crowded != self._crowded:

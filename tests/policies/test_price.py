@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import pytest
@@ -350,3 +351,35 @@ def test_a_model_of_other_workers_changes_nothing():
         return simulate("price", cluster, workload, duration_s=10).accuracy
 
     assert accuracy(beside) == pytest.approx(accuracy(alone), abs=0.3)
+
+
+@pytest.mark.parametrize("load", [0.6, 0.7])
+def test_if_times_scatter_the_mean_time_leaves_room_for_accurate_variants(load):
+    """Profiles are 95th percentiles. By them, the workers seem almost busy, and the most accurate
+    variants would not run: the value was 70.3 and 70.0."""
+    sigma, slo_s = 0.2, 0.4
+
+    def cluster(factor):
+        variants = (
+            Variant(name, {"default": LatencyProfile.linear(a, b, 64).scaled(factor)}, accuracy)
+            for name, a, b, accuracy in (
+                ("small", 0.005, 0.005, 70.0),
+                ("medium", 0.010, 0.010, 76.0),
+                ("large", 0.030, 0.010, 80.0),
+            )
+        )
+        return Cluster.uniform([Model("m", slo_s, tuple(variants))], 1)
+
+    largest = 39  # the largest batch of the small variant that fits twice into the SLO
+    mean_s = (0.005 * largest + 0.005) * math.exp(sigma**2 / 2)
+    report = simulate(
+        "price",
+        cluster(math.exp(1.645 * sigma)),
+        Workload.poisson(load * largest / mean_s),
+        duration_s=60,
+        warmup_s=8,
+        seed=4,
+        latency_noise=sigma,
+        truth=cluster(1.0),
+    )
+    assert (1 - report.bad_rate()) * report.accuracy > 71.5
