@@ -185,7 +185,7 @@ def check_streams(named: Iterable[str], streams: Sequence[str]) -> None:
     Raises:
         ValueError: a stream is unknown. The message names it.
     """
-    for unknown in [name for name in named if name not in streams][:1]:
+    for unknown in [name for name in named if name not in streams]:
         raise Misplaced(
             f"workloads.{unknown}",
             f"no such stream; they are {listed(streams)}{nearest(unknown, streams)}",

@@ -66,7 +66,7 @@ class NetworkSpec(VariantSpec):
         profiles = self.build(name, kinds, base).profiles
         memory = self.memory_mb
         needs = memory if isinstance(memory, dict) else dict.fromkeys(profiles, memory)
-        for unknown in sorted(needs.keys() - set(kinds))[:1]:
+        for unknown in sorted(needs.keys() - set(kinds)):
             raise Misplaced(
                 f"memory_mb.{unknown}",
                 f"no such kind of workers; they are {listed(kinds)}{nearest(unknown, kinds)}",
@@ -309,7 +309,7 @@ class ApplicationSpec(Frozen):
                 trees.append(Tree(name, tasks, pipeline.slos_s))
         _check_factors(trees, served, places)
         roots = [tree.name for tree in trees]
-        for unknown in [name for name in self.groups if name not in roots][:1]:
+        for unknown in [name for name in self.groups if name not in roots]:
             raise Misplaced(
                 f"groups.{unknown}",
                 f"no such model or pipeline; they are {listed(roots)}{nearest(unknown, roots)}",

@@ -68,7 +68,7 @@ def rehearse(problem: Rehearsal) -> Rehearsed:
     racing = dict(runs)
     last = len(edges) - 1
     for look in (*(look for look in _LOOKS if look < last), last):
-        until = float(requests.deadline[: counted[edges[look] - 1] + 1].max())
+        until = _until(requests, counted[: edges[look]])
         for label, trial in list(racing.items()):
             try:
                 trial.advance(until, look)
@@ -96,6 +96,11 @@ def rehearse(problem: Rehearsal) -> Rehearsed:
         tuple(np.diff(edges).tolist()),
         scores | errors,
     )
+
+
+def _until(requests: Requests, counted: Ints) -> float:
+    """The last deadline of the counted requests, and of those before them."""
+    return float(requests.deadline[: counted[-1] + 1].max())
 
 
 def _loses_nothing(
@@ -126,7 +131,7 @@ def _falls(
     r = played.requests
     at = r.arrival / _RISE
     risen = played._replace(requests=replace(r, arrival=at, deadline=at + (r.deadline - r.arrival)))
-    until = float(risen.requests.deadline[: played.counted[edges[-1] - 1] + 1].max())
+    until = _until(risen.requests, played.counted[: edges[-1]])
     values = {}
     for setting in (best, *fragile):
         trial = _Trial(problem, setting, risen, edges)

@@ -214,7 +214,7 @@ class Workload(Spec):
         """
         for field in ("arrivals", "popularity"):
             if isinstance(given := getattr(self, field), dict):
-                for unknown in [name for name in given if name not in models][:1]:
+                for unknown in [name for name in given if name not in models]:
                     law = " (or {zipf: EXPONENT} alone)" if field == "popularity" else ""
                     raise Misplaced(
                         f"{field}.{unknown}",

@@ -27,6 +27,7 @@ from ray_slo.policies import auto_floor, make_policy
 from ray_slo.policies.auto import Auto
 from ray_slo.policies.auto_choice import Evidence
 from ray_slo.policies.auto_settings import Shape, candidates, collapses
+from ray_slo.policies.auto_traffic import Recent
 from ray_slo.policies.deferred import Deferred
 from ray_slo.policies.registry import policy_for
 from tests.policies.contract import CHAIN, SHARED, Script, make_cluster, operation, worker_kind
@@ -241,6 +242,84 @@ def test_rehearsals_come_soon_then_rarely_and_at_once_when_the_load_steps() -> N
     arrival = third.traffic.arrival[third.traffic.before :]
     rate = len(arrival) / (arrival[-1] - arrival[0])
     assert rate == pytest.approx(500, rel=0.02)
+
+
+def test_settings_without_any_value_are_equal() -> None:
+    """Nothing was in time, so there is no error of a share of the value, either."""
+    evidence = Evidence(0.0)
+    evidence.add(rehearsed(1, {"a": score(0.0), "b": score(0.0)}))
+    assert evidence.choose("b").label == "b"
+
+
+SCATTERED = [1.01 + 0.06 * (-1) ** i for i in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("values", "elsewhere", "expected"),
+    [
+        # The error is 0.02, and the spread that is expected 0.03: 9 / 13 of the gain is believed,
+        # and of −0.005, the gain without any rehearsal, the rest.
+        ([1.01], 0.0, (9 * 0.01 - 4 * 0.005) / 13),
+        # Two rehearsals have half of the squared error.
+        ([1.01, 1.01], 0.0, (9 * 0.01 - 2 * 0.005) / 11),
+        # Differences of 0.06 in 12 stretches add 0.0003 to the squared error of 0.0004.
+        ([SCATTERED], 0.0, (9 * 0.01 - 7 * 0.005) / 16),
+        # A gain of 2.5 errors is no chance: 0.0025 − 0.0004 = 0.0021 is the squared spread.
+        ([1.05], 0.0, (21 * 0.05 - 4 * 0.005) / 25),
+        # Half of a gain of 0.01 and half of a loss of 0.03, each with an error of 0.02.
+        ([1.01], 0.5, (9 * -0.01 - 2 * 0.005) / 11),
+    ],
+)
+def test_gains_are_believed_as_far_as_they_are_no_chance(
+    values: list[Any], elsewhere: float, expected: float
+) -> None:
+    evidence = Evidence(0.0)
+    evidence.begin("a", ["b"])
+    if elsewhere:
+        evidence.add(rehearsed(0, {"a": score(1.0), "b": score(0.97)}, rate=400.0))
+    for number, value in enumerate(values, 1):
+        fall = replace(score(value), fall=0.0)
+        evidence.add(rehearsed(number, {"a": score(1.0), "b": fall}))
+    assert evidence._expected("b", "a", elsewhere, 1.0) == pytest.approx(expected)
+    assert evidence._expected("a", "a", elsewhere, 1.0) == 0.0
+    evidence.planned = True
+    assert evidence._expected("b", "a", elsewhere, 1.0) == pytest.approx(expected - 0.02)
+
+
+@pytest.mark.parametrize(
+    ("falls", "risk"), [([None], 0.015), ([0.3], 0.03), ([0.3, None, 0.1], 0.02)]
+)
+def test_the_risk_of_a_collapse_is_a_tenth_of_what_a_rise_costs(
+    falls: list[float | None], risk: float
+) -> None:
+    evidence = Evidence(0.0)
+    for number, fall in enumerate(falls):
+        evidence.add(rehearsed(number, {"a": score(1.0), "b": replace(score(1.0), fall=fall)}))
+    assert evidence._risk("b") == pytest.approx(risk)
+
+
+def test_rates_are_of_the_time_in_which_a_change_is_seen() -> None:
+    """Half a second, or six SLOs; or as long as all requests are known."""
+    recent = Recent()
+    assert recent.lag_s == 0.5
+    assert recent.rates(0.0) == {}
+
+    def add(numbers: range) -> None:
+        """200 requests per second: one item for "a", then two for "b"."""
+        for i in numbers:
+            now = 1.0 + i / 200
+            recent.add(now, [Request(i, "ab"[i % 2], now, now + 1.0, 1 + i % 2)])
+
+    add(range(60))
+    # All but the first: since that one, all are known.
+    assert recent.rates(1.3) == pytest.approx({"a": 29 / 0.3, "b": 60 / 0.3})
+    add(range(60, 200))
+    assert recent.rates(2.0025) == pytest.approx({"a": 49 / 0.5, "b": 100 / 0.5})
+    assert recent.rates(2.3325) == pytest.approx({"a": 16 / 0.5, "b": 34 / 0.5})
+    assert recent.rates(2.3375) == {}  # 48 items are too few
+    recent.slo_s = 0.1
+    assert recent.lag_s == pytest.approx(0.6)
+    assert recent.rates(2.0025) == pytest.approx({"a": 59 / 0.6, "b": 120 / 0.6})
 
 
 @pytest.mark.parametrize(("fall", "chosen"), [(None, "a"), (0.0, "b"), (0.3, "a")])

@@ -55,6 +55,37 @@ def test_when_the_overload_is_over_all_stay_again():
     assert seconds(floor, 10, well, at=50) == dict.fromkeys(SECONDS, 100)
 
 
+@pytest.mark.parametrize(
+    ("shares", "caps", "after"),
+    [
+        # The mean is 0.8 and the aim 0.56. The share of medium counts, or its cap if that is lower.
+        ((1.0, 1.0, 0.4), {}, {"medium": 0.97}),
+        ((1.0, 0.9, 0.5), {}, {"medium": 0.97 * 0.9}),
+        ((1.0, 0.9, 0.5), {"medium": 0.8}, {"medium": 0.97 * 0.8}),
+        # Medium is above the aim of 0.442, but 97 % of its share are not.
+        ((1.0, 0.455, 0.44), {}, {"light": 0.97}),
+        # The worst has a cap itself, which rises.
+        ((1.0, 0.3, 0.9), {"light": 0.4, "medium": 0.6}, {"light": 0.4, "medium": 0.6 / 0.97}),
+        # All is well: the cap of the least work rises, and ends at 1.
+        ((1.0, 0.9, 0.8), {"light": 0.8, "medium": 0.6}, {"light": 0.8 / 0.97, "medium": 0.6}),
+        ((1.0, 0.9, 0.8), {"light": 0.97, "medium": 0.6}, {"medium": 0.6}),
+        ((1.0, 0.9, 0.8), {"medium": 0.98}, {}),
+        ((1.0, 0.9, 0.8), {}, {}),
+        # The worst is less than 1 % above the aim of 0.609.
+        ((1.0, 1.0, 0.61), {"light": 0.8}, {"light": 0.8}),
+    ],
+)
+def test_a_cap_falls_or_rises_by_three_percent(shares, caps, after):
+    floor = Floor(0.7)
+    for i, (model, took_s) in enumerate(SECONDS.items()):
+        two = [Request(2 * i + k, model, 0.0, 1.0) for k in range(2)]
+        floor.ran(BatchOutcome(i, two, 0.5, 0.5 + 2 * took_s))
+        assert floor._work_s(model) == pytest.approx(took_s)
+    floor._shares, floor._caps = dict(zip(SECONDS, shares, strict=True)), dict(caps)
+    floor._set_caps()
+    assert floor._caps == pytest.approx(after)
+
+
 def test_what_stayed_stays_when_it_comes_again():
     floor = Floor(1.0)
     early = Request(-1, "medium", 0.0, 100.0)

@@ -64,6 +64,11 @@ def test_xi_keeps_a_distance_to_the_deadline():
     h = host(pool("w"), xi=1.0)
     h.arrive([request(1, 8)])
     assert h.timeline() == [(0.0, "weak0", [1])]
+    h = host(pool("ww"), xi=0.9)
+    h.arrive([request(1, 4)])
+    h.arrive([request(2, 8)])  # the other one does not wait, but runs
+    assert h.timeline() == [(0.0, "weak0", [1])]
+    assert h.dropped == {2: (0.0, DropReason.WOULD_MISS)}
 
 
 def test_late_requests_are_dropped_or_served_where_nobody_else_wants_to():
@@ -150,10 +155,10 @@ def test_plans_are_made_anew_when_a_batch_is_overdue():
 def test_nothing_is_matched_while_all_workers_are_busy():
     h = host(pool("s"))
     h.arrive([request(1, 15)])
-    before = h.policy.matchings
+    assert h.policy.matchings == 1
     for i in range(2, 50):
         h.arrive([request(i, 1)])
-    assert h.policy.matchings == before
+    assert h.policy.matchings == 1
 
 
 def test_a_single_measurement_scales_the_line_and_many_fill_the_table():

@@ -230,3 +230,17 @@ def test_slower_batches_raise_the_work_only_slowly():
     for each_s, own_s in ((0.02, 0.02), (0.08, 0.0204), (0.0206, 0.0206), (0.01, 0.01)):
         tree.ran(fifty, each_s)
         assert tree.tasks["a"].own_s == pytest.approx(own_s)
+
+
+@pytest.mark.parametrize(
+    ("slos_s", "part_s"),
+    [({"": 0.5}, 0.0625), ({"": 0.5, "batch": 8.0}, 0.0625), ({"": 0.5, "batch": 20.0}, 0.078125)],
+)
+def test_deadlines_are_equal_in_an_eighth_of_the_slo_or_less_of_a_longer_one(slos_s, part_s):
+    """A 256th of the longest SLO, so there are never more parts."""
+    tree = _Tree(Tree("a", TREE.tasks, slos_s))
+    for deadline in (7 * part_s, 7.9 * part_s, 8 * part_s):
+        tree.add(Request(0, "a", 0.0, deadline, task="a"), 3)
+    assert {part: due.items for part, due in tree.due.items()} == {7: {"a": 6}, 8: {"a": 3}}
+    tree.add(Request(0, "a", 0.0, 8 * part_s, task="a"), -3)
+    assert tree.due.keys() == {7}

@@ -195,6 +195,19 @@ def test_a_profile_that_drifts_makes_tables_stale(factor, problems):
     assert dispatched(host) == [("slow", [0]), ("slow", [1]), ("slow", [2])]
 
 
+def test_after_another_order_of_accuracies_tables_are_solved_at_once():
+    solver = Solver()
+    host = Host(lambda: Ramsis(solver=solver, load_rps=5.0), cluster(1), strict=False)
+    host.run(requests(0.0))
+    known = model()
+    turned = [replace(v, accuracy=150.0 - v.accuracy) for v in known.variants]
+    host.change(cluster(1, replace(known, variants=tuple(turned))))
+    host.run(requests(host.now, start=1))
+    asked = [[(name, accuracy) for name, accuracy, _ in p.variants] for p in solver.asked]
+    assert asked == [[("fast", 70), ("slow", 80)], [("slow", 70), ("fast", 80)]]
+    assert [v for v, _ in dispatched(host)] == ["slow", "fast"]
+
+
 def test_a_table_that_arrives_after_profiles_moved_a_little_is_used():
     make = lambda: Ramsis(solver=None, load_rps=5.0)  # noqa: E731
     host = Host(make, cluster(1), strict=False)

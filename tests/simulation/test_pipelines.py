@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from typing import ClassVar
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from ray_slo.planning import loki
 from ray_slo.planning.loki import Assignment, Plan, Problem, Task, Variant
 from ray_slo.planning.result import Infeasible
 from ray_slo.simulation import Poisson, PolicyError, Times, Trace, Workload, simulate_pipeline
+from ray_slo.simulation.pipeline_report import PipelineReport
 
 
 class Fifo:
@@ -650,3 +652,45 @@ def test_loki_plans_it():
     assert report.violation_ratio() < 0.05
     assert report.accuracy() > 70
     assert report.plans.feasible.all()
+
+
+def test_figures_of_a_report():
+    """Frames: ok, late, dropped, pending, and ok without any request below the root."""
+    nan = math.nan
+    report = PipelineReport(
+        {"duration_s": 20.0, "seed": 1, "policy": "p", "planner": "q"},
+        {
+            "arrival_s": np.array([0.0, 2.0, 4.0, 12.0, 14.0]),
+            "deadline_s": np.array([5.0, 7.0, 9.0, 17.0, 19.0]),
+            "end_s": np.array([5.0, 7.5, 6.0, nan, 15.0]),
+            "dropped": np.array([False, False, True, False, False]),
+        },
+        {},
+        {"started_s": np.array([1.0, 8.0]), "finished_s": np.array([5.0, 14.0])},
+        {"frame": np.array([0, 0, 1, 4]), "accuracy": np.array([80.0, 50.0, 80.0, 90.0])},
+        [],
+        {"cpu": [(0.0, 1), (10.0, 3)], "gpu": [(0.0, 2), (4.0, 0)]},
+    )
+    assert report.workers.to_numpy().tolist() == [[0, 1], [0, 3], [4, 1], [10, 3]]
+    assert report.workers_used() == pytest.approx((3 * 4 + 1 * 6 + 3 * 10) / 20)
+    assert report.workers_used(2, 12) == pytest.approx((3 * 2 + 1 * 6 + 3 * 2) / 10)
+    assert (report.busy(), report.busy(4, 12)) == pytest.approx((10 / 20, 5 / 8))
+    assert [report.count(o) for o in ("ok", "late", "dropped", "pending")] == [2, 1, 1, 1]
+    assert (report.count("ok", 0, 14), report.count("ok", 14)) == (1, 1)
+    assert report.violation_ratio() == pytest.approx(3 / 5)
+    assert math.isnan(report.violation_ratio(5, 12))
+    assert report.accuracy() == pytest.approx((65 + 90) / 2)
+    assert math.isnan(report.accuracy(4, 14))
+    assert report.windows(15.0).fillna(-1).to_numpy().tolist() == pytest.approx(
+        np.array(
+            [
+                [0, 5 / 15, 3 / 5, 77.5, (12 + 6 + 15) / 15, 10 / 15],
+                [15, 0, -1, -1, 3, 0],
+            ]
+        )
+    )
+    assert report.summary() == {
+        **{"policy": "p", "planner": "q", "seed": 1, "duration_s": 20.0, "requests": 5},
+        **{"ok": 2, "late": 1, "dropped": 1, "pending": 1, "violation_ratio": pytest.approx(0.6)},
+        **{"accuracy": 77.5, "workers": pytest.approx(2.4), "plans": 0},
+    }

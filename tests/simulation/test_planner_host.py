@@ -4,6 +4,7 @@ import pytest
 
 from ray_slo.core.cluster import Assigned
 from ray_slo.planning.brains.brain import Brain, NotYet, Seen, Verdict, WorkerSays
+from ray_slo.record.plans import Planned
 from ray_slo.simulation.planner_host import PlannerHost
 
 SEEN = Seen({"w": WorkerSays("w", "cpu", assigned=(Assigned("v", 1),))})
@@ -87,3 +88,25 @@ def test_after_a_failure_the_last_plan_holds_for_a_period(error, said):
     assert len(brain.adopted) == 1
     assert host.due(4.0, SEEN) == ""
     assert host.due(13.0, SEEN) == "period"
+
+
+def test_answers_and_failures_are_logged():
+    brain, lines = Counting(), []
+    host = PlannerHost(brain, ["cpu", "gpu"], interval_s=10.0, lines=lines.append)
+    brain.outcome = lambda: {"assignments": [{"variant": "v", "batch_size": 1, "workers": 2}]}
+    brain.target = {"cpu": 2, "gpu": None}.get
+    for at, took_s in ((0.0, 0.5), (10.0, 0.25)):
+        asked = host.ask(at, "period", SEEN)
+        assert asked.running == {"cpu": 1, "gpu": 0}
+        host.note(at + took_s, asked, host.adopt(asked), {"w": "v"})
+    brain.fails = ValueError("no variant")
+    host.adopt(host.ask(20.0, "period", SEEN))
+    told = {"trigger": "period", "demand": 2.0, "inputs": {"workers": {"cpu": 1, "gpu": 0}}}
+    told |= {"targets": {"cpu": 2, "gpu": None}, "plan": brain.outcome(), "workers": {"w": "v"}}
+    told |= {"why": "so"}
+    news = ["cpu: – → 2 workers", "v: 0 → 2 workers"]
+    assert lines == [
+        Planned(0.0, **told, changes=news, took_s=0.5),
+        Planned(10.0, **told, changes=[], took_s=0.25),
+        Planned(20.0, "period", 2.0, told["inputs"], error="no variant"),
+    ]

@@ -72,6 +72,21 @@ def test_it_gives_what_a_simulation_gives() -> None:
     assert whole.p50_s is not None and 0.012 < whole.p50_s < 0.08
 
 
+def test_the_last_request_counts_too() -> None:
+    """A request comes every second and takes 12 ms of an idle worker, less than the rise leaves."""
+    cluster = Cluster.uniform([a_model("x")], 1)
+    arrival = np.arange(24.0)
+    calm = Traffic((("x", "x"),), np.zeros(24, np.int64), arrival, arrival + 0.08)
+    found = rehearse(Rehearsal(1, cluster, calm, [DEFERRED, EAGER]))
+    assert found.stretches == (6,) * 12  # it is played three times
+    assert found.arrived == (72,)
+    assert (found.at, found.rate) == (23.0, 24 / 23)
+    for score in found.scores.values():
+        assert (score.value, score.good, score.accuracy) == ((6.0,) * 12, (72,), (100.0,))
+        assert score.p50_s == pytest.approx(0.012)
+    assert found.scores["eager"].fall == 0.0
+
+
 def test_what_came_before_warms_up_and_does_not_count() -> None:
     """A calm load that follows an overload has its queues for a while."""
     asked = problem(600.0)

@@ -375,6 +375,44 @@ def test_whatever_happens_is_recorded(name, arguments, kinds, operations):
         assert replayed.rounds == len(host.decisions)
 
 
+def test_times_and_delays_are_those_of_the_log(tmp_path):
+    """The log's clock begins at 10; each batch has its own delays."""
+    lines = Lines(tmp_path, "live", Start.of("eager", {}))
+    policy = Recording(make_policy("eager"), lines)
+    one = Cluster.uniform([Model("m", 1.0, VARIANTS[:1])], 1)
+    policy.cluster_changed(9.0, one)
+    usual_s = VARIANTS[0].profiles["default"](1)
+    # Requests come every second. A batch starts after 1, 2 and 9 ms, takes 1, 1.1 and 0.9 of the
+    # usual time, and is heard of after 4, 6 and 5 ms.
+    told = ((0.001, 1.0, 0.004), (0.002, 1.1, 0.006), (0.009, 0.9, 0.005))
+    for i, (delay_s, factor, report_s) in enumerate(told):
+        at = 10.0 + i
+        policy.requests_arrived(at, [Request(i, "m", at, at + 1.0)])
+        (sent,) = policy.decide(at).actions
+        start = at + delay_s
+        outcome = BatchOutcome(sent.batch_id, sent.requests, start, start + factor * usual_s)
+        policy.batch_finished(outcome.finished_at + report_s, "w0", outcome)
+        policy.decide(outcome.finished_at + report_s)
+    (life,) = read(lines.close())
+    truth = truth_of(tape(life))
+    assert [truth.dispatch(at, 0.0) for at in (0.4, 0.6, 1.4, 1.6)] == pytest.approx(
+        [0.001, 0.002, 0.002, 0.009]
+    )
+    assert truth.report_s == pytest.approx(0.005)
+    assert truth.profiles["v", "default"](1) == pytest.approx(usual_s)
+    deviation = truth.deviations["v", "default"]
+    assert [deviation(at, 0.0) for at in (0.4, 0.6, 1.4, 1.6)] == pytest.approx([1, 1.1, 1.1, 0.9])
+
+
+@pytest.mark.parametrize("size", [1, 8])
+def test_batches_of_one_size_scale_the_shape(size):
+    """Of ten, seven take 1.1 times the usual time, and three 50 times: the median counts."""
+    prior = LatencyProfile.linear(0.012, 0.1, 32)
+    seconds = np.array([1.1] * 7 + [50.0] * 3) * prior(size)
+    fitted = fit(prior, np.full(10, size), seconds)
+    assert fitted.table == pytest.approx([1.1 * t for t in prior.table])
+
+
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.05])
 def test_sizes_that_hardly_ran_are_told_by_those_that_did(noise):
     rng = np.random.default_rng(0)

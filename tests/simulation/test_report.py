@@ -2,6 +2,7 @@ import json
 from io import StringIO
 
 import numpy as np
+import pandas as pd
 import pytest
 from rich.console import Console
 
@@ -120,6 +121,11 @@ def test_write_leaves_files_and_plots(report, tmp_path):
         "gantt.png",
     }
     assert {p.name for p in (tmp_path / "out").iterdir()} == written
+    for name, frame in (("requests", report.requests), ("batches", report.batches)):
+        read = pd.read_csv(tmp_path / "out" / f"{name}.csv")
+        assert read.columns.tolist() == frame.columns.tolist()
+        assert len(read) == len(frame) > 0
+    assert json.loads((tmp_path / "out" / "summary.json").read_text()) == report.summary()
 
 
 def axes_of(draw, report):

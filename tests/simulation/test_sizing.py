@@ -280,6 +280,14 @@ def test_what_if_says_what_it_wants(change, message):
         ({"policy": {"name": "eager"}, "policies": ["eager"]}, "either policy or policies"),
         ({"policies": ["eagre"]}, "policy 'eagre' is unknown; choose one of auto, deferred"),
         ({"bad_rate": 1}, "bad_rate"),
+        (
+            {**POOL, "policies": ["kairos", {"name": "ramsis", "kwargs": {"solver": None}}]},
+            r"policies.1: policy 'ramsis' counts requests, not the items in them",
+        ),
+        (
+            {**POOL, "policies": [], "policy": {"name": "ramsis", "kwargs": {"solver": None}}},
+            r"policy: policy 'ramsis' counts requests, not the items in them",
+        ),
         ({"pool": {"types": ["m5"]}}, "pool.types.0: must be one of g4dn.xlarge, .* got 'm5'"),
         ({"pool": {"types": ["t3.xlarge"] * 2}}, "pool.types: must be different"),
         (

@@ -235,7 +235,7 @@ class Gate:
     def _latest(self) -> Ticket | None:
         """Remove the request with the latest deadline among those that may be refused, and return
         it."""
-        for index in range(len(self._order) - 1, -1, -1):
+        for index in reversed(range(len(self._order))):
             if self._waiting[self._order[index]].may_refuse:
                 return self._take(index)
         return None

@@ -117,7 +117,7 @@ class PipelineSpec(_Document):
         for name, task in self.tasks.items():
             children = [child for child, of in self.tasks.items() if of.parent == name]
             for variant, said in task.variants.items():
-                for unknown in [child for child in said.factors if child not in children][:1]:
+                for unknown in [child for child in said.factors if child not in children]:
                     raise Misplaced(
                         f"tasks.{name}.variants.{variant}.factors.{unknown}",
                         f"no child of {name!r}; its children are {listed(children)}"

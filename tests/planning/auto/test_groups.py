@@ -1,6 +1,7 @@
 """The choice of the group of each model that no group lists."""
 
 import itertools
+import math
 import re
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.trees import Tree, TreeTask
 from ray_slo.planning import auto
 from ray_slo.planning.auto import Demand, Kind, Model, Problem, Variant
-from ray_slo.planning.auto.groups import choose, in_groups, units
+from ray_slo.planning.auto.groups import Takes, choose, in_groups, units
 from ray_slo.planning.result import Infeasible
 from tests.planning.auto.cases import photo
 
@@ -178,6 +179,31 @@ def test_too_slow_a_group_is_not_chosen():
     kinds = two()
     slow = Model("l", (Variant("l", 90.0, {"a": LatencyProfile([0.2]), "b": ONE}),))
     assert choose(problem_of({"l": 300}, kinds, models=(slow,))) == {"l": "right"}
+
+
+@pytest.mark.parametrize(("slo_s", "group"), [(0.31, "left"), (0.29, "right")])
+def test_the_longest_path_of_a_tree_must_be_in_time(slo_s, group):
+    """On the left, the root and its two children take 50, 10 and 100 ms; twice that with waiting.
+    On the right, all take half."""
+    times = {"root": 0.05, "near": 0.01, "far": 0.1}
+    models = tuple(
+        Model(m, (Variant(m, 90.0, {"a": LatencyProfile([t]), "b": LatencyProfile([t / 2])}),))
+        for m, t in times.items()
+    )
+    children = [TreeTask(m, m, "root") for m in ("near", "far")]
+    tree = Tree("root", (TreeTask("root", "root"), *children), {"": slo_s})
+    kinds = (
+        Kind("a", 1, 9, group="left", price_per_hour=0.1),
+        Kind("b", 1, 9, group="right", price_per_hour=1.0),
+    )
+    problem = problem_of({"root": 1.0}, kinds, (tree,), models=models)
+    takes = [Takes(problem, group) for group in ("left", "right")]
+    assert [math.isinf(t.of_unit(tuple(times))[0]) for t in takes] == [group == "right", False]
+    assert choose(problem) == dict.fromkeys(times, group)
+    assert (takes[0]._budgets_s(tree, slo_s) is None) is (group == "right")
+    budgets = takes[1]._budgets_s(tree, 0.3)
+    # Of 0.15 and of 0.06 s; a task on both paths has its part of the longer one.
+    assert budgets == pytest.approx({"root": 0.1, "near": 0.05, "far": 0.2})
 
 
 def test_a_plan_says_the_groups_and_its_workers_keep_them():

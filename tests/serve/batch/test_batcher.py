@@ -137,10 +137,12 @@ class TestCallStyles:
 
     def test_wrong_arguments_raise_at_the_call(self):
         async def main():
-            with pytest.raises(TypeError):
+            with pytest.raises(TypeError, match=r"double: too many .*; it takes items"):
                 await double(1, 2)
-            with pytest.raises(TypeError):
+            with pytest.raises(TypeError, match=r"double: missing .*; it takes items"):
                 await double()
+            with pytest.raises(TypeError, match=r"double: got an unexpected .*; it takes items"):
+                await double(1, factor=2)
             return await double(1)
 
         assert clock.run(main()) == 2

@@ -8,11 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ray_slo
+from ray_slo.core import LatencyProfile
+from ray_slo.core.profiles import save_profiles
 from ray_slo.models import vision
 from ray_slo.serve.app.build import build_app_from_spec
 from ray_slo.serve.config.app import AppConfig
+from ray_slo.serve.config.files import profiles_of_files
 from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.config.spec import AppSpec
+from ray_slo.serve.config.workers import WorkerConfig
 
 
 class Model:
@@ -218,6 +222,54 @@ def test_spec_for_the_scheduler_has_no_user_code():
 def version(**changes):
     built = build_app_from_spec(parse_spec({**args(), **changes}))
     return built._bound_deployment.version
+
+
+@pytest.mark.parametrize(
+    ("worker", "room_mb"),
+    [
+        ({}, None),
+        ({"memory_mb": 900}, 900),
+        ({"instance_type": {"price_per_hour": 1, "memory_gb": 16}}, 16_000),
+        ({"instance_type": {"price_per_hour": 1, "memory_gb": 16}, "memory_mb": 900}, 900),
+        ({"instance_type": {"price_per_hour": 1}}, None),
+    ],
+)
+def test_room_is_that_of_the_worker_or_of_its_type(worker, room_mb):
+    assert WorkerConfig(**worker).room_mb == room_mb
+
+
+def saved(path, **profiles):
+    save_profiles(path, profiles)
+    return str(path)
+
+
+def test_profiles_are_read_from_files_that_this_process_can_read(tmp_path):
+    """An only entry counts under any name, if the file is for one network."""
+    one, two, three = (LatencyProfile([t, t, t]) for t in (0.1, 0.2, 0.3))
+    own = saved(tmp_path / "own.json", anything=one)
+    several = saved(tmp_path / "several.json", deep=two, wide=three)
+    only = saved(tmp_path / "only.json", wide=three)
+    few = {"max_batch_size": 2}
+    networks = {"deep": DEEP, "wide": {**DEEP, "accuracy": 70}}
+    with_own = {**networks, "deep": {**DEEP, "profile": own}}
+
+    def found(**changes):
+        return {k: p.table for k, p in profiles_of_files(parse_spec(model(**changes))).items()}
+
+    chooses = {**few, "callable": Chooses}
+    assert found(**few, profile=own) == {"m": [0.1, 0.1]}
+    assert found(**few, profile=several) == {}
+    assert found(**chooses, variants=networks, profile=several) == {
+        "deep": [0.2, 0.2],
+        "wide": [0.3, 0.3],
+    }
+    assert found(**chooses, variants=networks, profile=only) == {"wide": [0.3, 0.3]}
+    assert found(**chooses, variants=with_own, profile=only) == {
+        "deep": [0.1, 0.1],
+        "wide": [0.3, 0.3],
+    }
+    assert found(**few, profile=str(tmp_path / "none.json")) == {}
+    assert found(**few) == {}
 
 
 def test_only_what_a_replica_must_know_of_changes_the_version():

@@ -1,5 +1,6 @@
 """The ways into a frontend: HTTP, gRPC and handles, with a real scheduler and worker behind it."""
 
+import asyncio
 import json
 
 import pytest
@@ -137,3 +138,18 @@ async def test_what_more_workers_could_have_answered_is_counted_as_bad(app):
         await ask(front, item=["a", 99], x_slo_latency_ms="1")
     assert [seen for seen in demand.seen if seen[0] == "bad"] == [("bad", "m", 1)]
     assert sum(seen[0] == "arrived" for seen in demand.seen) == 3
+
+
+@in_loop
+async def test_what_finds_no_room_is_counted_as_bad(app):
+    demand, metrics = Silent(), Silent()
+    around = {"demand": demand, "metrics": metrics}
+    async with app(policy="eager", max_queued_requests=1, around=around) as (front, _):
+        asked = [ask(front, item=[name, 1]) for name in "ab"]
+        first, second = await asyncio.gather(*asked)
+    assert (first.status_code, second.status_code) == (200, 503)
+    assert json.loads(second.body)["reason"] == "queue_full"
+    told = [seen for seen in demand.seen if seen[0] in ("arrived", "bad")]
+    assert told == [("arrived", "m", 1), ("arrived", "m", 1), ("bad", "m", 1)]
+    refused = [seen for seen in metrics.seen if seen[0] == "unanswered"]
+    assert refused == [("unanswered", "m", "refused", "queue_full")]

@@ -368,6 +368,25 @@ async def test_no_time_is_left_for_the_work():
 
 
 @in_loop
+@pytest.mark.parametrize(("took_s", "overhead_s"), [(EXEC_S + 0.05, 0.05), (EXEC_S / 2, 0.0)])
+async def test_half_of_the_time_of_a_call_beside_the_batch_is_kept_for_the_way_back(
+    took_s, overhead_s
+):
+    """The worker says that it held the batch for `EXEC_S`."""
+    world = World()
+    assert world.ledger.overhead_s == 0.0
+    world.workers.exec_s = took_s
+    for i in range(30):
+        (task,) = await world.asks(i)
+        world.grant(i)
+        await task
+    assert world.ledger.overhead_s == pytest.approx(overhead_s)
+    for slo_s, way_back_s in ((5.0, overhead_s / 2), (0.08, min(overhead_s / 2, 0.02))):
+        await world.asks(100, slo_s=slo_s)
+        assert world.scheduler.submits[-1].budget_s == pytest.approx(slo_s - 0.01 - way_back_s)
+
+
+@in_loop
 async def test_a_caller_that_leaves_is_withdrawn():
     world = World()
     (task,) = await world.asks(1)

@@ -286,6 +286,8 @@ def test_what_cannot_be_loaded_is_avoided_for_a_while():
             status = await cluster.until(actor, lambda s: s["state"] == "planned" and s["plans"])
             assert sorted(cluster.does.values()) == ["det", "small"]
             assert status["load_errors"] == {"large on default": "no memory"}
+            heard = await actor.frontend(FrontendSays("f", Counts(), spec.fingerprint))
+            assert heard.shortfall is None  # there is a plan without it
             cluster.fails = {}
             await cluster.until(actor, lambda _: sorted(cluster.does.values()) == ["det", "large"])
 
@@ -300,6 +302,8 @@ def test_the_last_variant_of_a_task_cannot_be_avoided():
         with actor_of(spec) as actor:
             status = await cluster.until(actor, lambda status: status["error"] is not None)
             assert "no variant of detect can be loaded" in status["error"]
+            heard = await actor.frontend(FrontendSays("f", Counts(), spec.fingerprint))
+            assert heard.shortfall == f"{status['error']}; no memory"
             with pytest.raises(ConfigError, match="no variant of detect"):
                 await actor.replan()
 
@@ -344,6 +348,24 @@ def test_a_newer_release_starts_afresh_and_older_workers_go_on():
         cluster.spec, cluster.had = spec, {}
         cluster.workers = {w: cluster.new(w) for w in ("c", "d")}
         return actor
+
+    clock.run(scenario())
+
+
+def test_a_setting_that_replicas_need_not_know_counts_from_the_next_plan_on():
+    async def scenario():
+        spec = spec_of().stamped("one")
+        cluster = Cluster(spec, "a", "b")
+        with actor_of(spec) as actor:
+            await cluster.settle(actor)
+            assert await actor.target("default", 4) == 2
+            planner = spec.planner.model_copy(update={"rates": {"detect": 30}})
+            changes = {"planner": planner, "version": spec.version + 1}
+            planning = actor.planning
+            await actor.configure(spec.model_copy(update=changes))
+            assert actor.planning is planning
+            await actor.replan()
+            assert await actor.target("default", 4) == 3  # 30 take 1.5 workers with "large"
 
     clock.run(scenario())
 

@@ -95,6 +95,22 @@ async def test_more_than_workers_can_do_are_refused_before_they_cost_anything():
 
 
 @in_loop
+async def test_who_has_no_answer_leaves_the_door_too():
+    async def silent(scope, receive, send): ...
+
+    async def broken(scope, receive, send):
+        raise RuntimeError("what is behind the door")
+
+    for app in (silent, broken):
+        door = AdmissionMiddleware(app)
+        try:
+            assert await ask(door) is None
+        except RuntimeError:
+            assert app is broken
+        assert door._door.gate.inside == door._door.gate.waiting == 0
+
+
+@in_loop
 async def test_who_has_an_answer_finds_an_empty_door():
     """Its next request may come before the proxy is done with this one."""
     app = App()

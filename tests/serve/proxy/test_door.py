@@ -124,6 +124,46 @@ def test_where_nobody_answers_a_request_waits_until_its_deadline(budget_s, waite
     assert clock.run(main()) == pytest.approx(waited_s, abs=0.01)
 
 
+def test_when_the_first_answer_is_there_all_go_on():
+    async def main():
+        door, began = ProxyDoor(), time.monotonic()
+        tickets = [await door.enter("m", began, 9.0, is_ours=True) for _ in range(16)]
+        rest = [asyncio.ensure_future(door.enter("m", began, 3.0, is_ours=True)) for _ in range(20)]
+        await asyncio.sleep(0.5)
+        assert not any(task.done() for task in rest)
+        assert door.slo_s("m") is None
+        door.heard("m", "1000;400;2000;9000;5000", 0.02, 0.01)
+        tickets += await asyncio.gather(*rest)
+        assert door.slo_s("m") == 0.4
+        assert door.gate.inside == 36
+        for ticket in tickets:
+            door.leave(ticket)
+        assert not door._first and door.gate.inside == 0
+        return time.monotonic() - began
+
+    assert clock.run(main()) == pytest.approx(0.5, abs=0.01)
+
+
+def test_the_least_time_is_that_of_about_the_last_hundred_answers():
+    door, least = ProxyDoor(), []
+    # No time for an error; a quarter of the SLO of 400 ms at most; then 1 % more per answer.
+    for took_s in (None, 0.5, 0.04, 0.5, 0.0402, None):
+        door.heard("m", "1000;400;2000;9000;5000", took_s, None)
+        least.append(door._places["m"].known.least_s)
+    assert least == pytest.approx([0.0, 0.1, 0.04, 0.0404, 0.0402, 0.0402])
+    known = door._places["m"].known
+    assert (known.rate, known.most) == (1000, 2000)
+
+
+@pytest.mark.parametrize(
+    ("way_s", "window"), [(0.05, 64.5), (0.059, 64.5), (0.061, 64.0 * 0.8), (0.3, 64.0 * 0.8)]
+)
+def test_the_way_may_take_50_ms_or_15_percent_of_the_slo(way_s, window):
+    door = ProxyDoor()
+    door.heard("m", "1000;400;2000;9000;5000", 0.1 + way_s, 0.1)
+    assert door.gate.window == pytest.approx(window)
+
+
 @pytest.mark.parametrize(
     ("sizes", "is_json", "most", "option"),
     [

@@ -83,6 +83,7 @@ async def test_report_frees_the_worker_and_teaches_the_profile():
         assert seen["profiles"]["m@default"]["samples"] == 1
         assert seen["workers"]["w0"]["batches_in_flight"] == 1
         assert seen["counts"]["granted"] == 5
+        assert seen["counts"]["batches"] == 2
 
 
 @in_loop
