@@ -91,7 +91,7 @@ def test_a_request_hears_when_its_client_leaves():
 
 
 class Listener:
-    """Has so many connections, and is out of order after that."""
+    """Has so many connections, then none."""
 
     def __init__(self, count):
         self.left = [socket.socketpair() for _ in range(count)]
