@@ -2,6 +2,7 @@ import doctest
 import itertools
 import math
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -176,6 +177,28 @@ def test_large_instances_keep_constraints_and_a_small_gap(seed, sets):
     assert_keeps_constraints(p, plan)
     assert plan.gap < 0.05
     assert plan == herd.plan(p)  # reproducible
+
+
+@pytest.mark.parametrize("counted", range(6))
+@pytest.mark.parametrize("packed", range(-1, 6))
+def test_the_search_finds_the_largest_tolerance_that_can_be_packed(counted, packed):
+    """Six values, of which counting allows those up to one, and packing those up to another."""
+    asked = problem([1.0, 1.0], workers=4, group_worker_limit=4, exact_cells=0)
+    search = SimpleNamespace(
+        problem=asked,
+        tolerances=lambda: np.arange(1.0, 7.0),
+        possible=lambda value, headroom: "" if value <= counted + 1 else "too much",
+        pack=lambda value, headroom: value if value <= packed + 1 else None,
+        tolerance=lambda bins: bins,
+        balanced=lambda bins, tolerance: (bins, tolerance),
+    )
+    found = herd._best(search)
+    if packed < 0:
+        assert found == ""
+    else:
+        best = min(counted, packed) + 1.0
+        how = "proven best" if packed >= counted else "best found"
+        assert found == ((best, best), counted + 1.0, how)
 
 
 def test_spare_workers_and_headroom_are_shared_by_load():

@@ -97,6 +97,9 @@ def test_all_configurations_and_no_more():
     every = [r for r in product(range(3), range(4), range(9), range(8)) if np.dot(r, prices) <= 1.3]
     assert sorted(map(tuple, made.tolist())) == sorted(every)
     assert configurations([0.1, 0.3], 0.3).tolist() == [[0, 0], [0, 1], [1, 0], [2, 0], [3, 0]]
+    assert len(configurations([0.1, 0.3], 0.3, most=5)) == 5
+    with pytest.raises(ValueError, match="allows more than 4 configurations"):
+        configurations([0.1, 0.3], 0.3, most=4)
     with pytest.raises(ValueError, match="a budget of 1000 allows more than 20,000,000"):
         configurations([0.1, 0.1, 0.1, 0.1], 1000)
 
@@ -154,6 +157,32 @@ def test_search_finds_the_optimum_in_few_evaluations():
     trusting = search(problem, evaluate, margin=1e-6)
     assert trusting.counts == found.counts
     assert len(trusting.evaluated) == 1
+
+
+@pytest.mark.parametrize(
+    ("share", "margin", "evaluated"),
+    [
+        (1.0, None, [80]),  # as good as the other bounds, or better
+        (0.99, None, [80, 80]),  # 79.2 is above 79
+        (0.98, None, [80, 80, 79]),  # 78.4 is not
+        (0.98, 0.0, [80]),
+        (0.98, 0.01, [80, 80]),  # 0.99 · 79 is 78.21
+    ],
+)
+def test_bounds_that_are_not_above_the_best_are_pruned(monkeypatch, share, margin, evaluated):
+    """Every configuration reaches the same share of its bound."""
+    counts, bounds = np.array([[2, 0], [0, 2], [1, 1]]), np.array([80.0, 80.0, 79.0])
+    problem = figure_7()
+    ranked = Tables(problem), 0, counts, bounds, np.zeros(3, dtype=bool)
+    monkeypatch.setattr("ray_slo.planning.kairos._ranked", lambda problem, bound: ranked)
+
+    def bound(configuration):
+        return 79.0 if len(configuration) == 2 else 80.0
+
+    found = search(problem, lambda c: share * bound(c), margin=margin)
+    assert [bound(c) for c, _ in found.evaluated] == evaluated
+    assert (found.counts, found.throughput) == (found.evaluated[0][0], share * 80)
+    assert (found.space, found.pruned) == (3, 3 - len(evaluated))
 
 
 def test_sub_configurations_are_pruned():

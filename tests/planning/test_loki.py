@@ -469,3 +469,13 @@ def _task(name, parent=None, **factors):
 def test_bad_input(options, message):
     with pytest.raises(ValueError, match=message):
         replace(chain(), **options)
+
+
+@pytest.mark.parametrize(("most", "size"), [(40, 40), (64, 64), (200, 64)])
+def test_batches_have_up_to_64_requests_or_as_many_as_were_measured(most, size):
+    task = Task("t", (Variant("v", 90.0, LatencyProfile.linear(0.001, 0.1, most)),))
+    made = plan(Problem((task,), demand=250.0, workers=1, slo_s=2.0, headroom_quantile=None))
+    (assigned,) = made.assignments
+    assert (assigned.batch_size, assigned.workers) == (size, 1)
+    assert assigned.latency_s == pytest.approx(0.1 + 0.001 * size)
+    assert assigned.throughput == pytest.approx(size / assigned.latency_s)

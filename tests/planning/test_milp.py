@@ -134,3 +134,19 @@ def test_what_every_replica_imports_is_light():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("sense", "sign"), [("min", 1.0), ("max", -1.0)])
+def test_duals_are_what_one_more_on_the_right_side_changes(sense, sign):
+    """At least 4 of x and w, at most 3 of y, and just 5 of z; w is fixed at 1."""
+    m = Milp(sense)
+    x, y, z = (m.variables(name, 1) for name in "xyz")
+    w = m.variables("w", 1, upper=9, integer=True)
+    m.block("least", (1, np.array([[x[0], w[0]]])), lower=4)
+    m.block("most", (1, y[:, None]), upper=3)
+    m.block("just", (1, z[:, None]), lower=5, upper=5)
+    m.objective((sign * 2, x), (sign * -1, y), (sign * 3, z), (sign * 7, w))
+    found = {name: worth.tolist() for name, worth in m.duals(w, np.array([1.0])).items()}
+    assert found == {"least": [2 * sign], "most": [-sign], "just": [3 * sign]}
+    m.block("never", (1, w[:, None]), upper=0)
+    assert m.duals(w, np.array([1.0])) == {}

@@ -1,6 +1,7 @@
 """Notes that survive a process: which requests' hooks it was running."""
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -41,6 +42,28 @@ def test_a_process_that_ended_in_a_hook_says_whose(tmp_path):
     assert is_suspect(during, tmp_path)
     assert not is_suspect(before, tmp_path)
     assert not is_suspect(new_attempt(), tmp_path)
+
+
+def test_there_are_1024_slots_at_a_time(tmp_path):
+    """Hooks that run beyond that go on without a note; a slot is free again after its hook."""
+    marks, attempt = Marks(tmp_path), new_attempt()
+    (path,) = tmp_path.iterdir()
+    token = ATTEMPT.set(attempt)
+    try:
+        for _ in range(2):
+            with contextlib.ExitStack() as hooks:
+                for _ in range(1025):
+                    hooks.enter_context(marks.inside())
+                assert path.read_bytes() == 1024 * bytes.fromhex(attempt)
+            assert path.read_bytes() == bytes(1024 * 16)
+        with pytest.raises(ValueError), marks.inside():
+            assert is_suspect(attempt, tmp_path)
+            raise ValueError
+        assert not is_suspect(attempt, tmp_path)
+    finally:
+        ATTEMPT.reset(token)
+    marks.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 ENDS_ITSELF = """

@@ -1,5 +1,6 @@
 """The brain of `auto`: from measurements to targets, assignments and reasons."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from ray_slo.core.trees import Tree, TreeTask
 from ray_slo.planning.auto import Demand, Kind, Model, Problem, Variant
 from ray_slo.planning.brains.auto import AutoBrain, AutoSetting
 from ray_slo.planning.brains.brain import Counts, NotYet, Seen, WorkerSays
+from ray_slo.planning.brains.known import Known
 
 PLAIN = {("m", "cpu"): LatencyProfile.linear(0.01, 0.02, 8)}  # 8 per batch of 100 ms: 80/s
 
@@ -307,6 +309,30 @@ def test_factors_and_sizes_are_learned():
     assert problem.trees[0]["detect"].factor("det", "name") == pytest.approx(4, abs=0.3)
     assert problem.model["detect"].items == 4
     assert problem.model["name"].items == 1
+
+
+def test_sizes_that_became_rare_are_forgotten():
+    kinds = Kind("cpu", 1, 8), Kind("gpu", 1, 8)
+    models = (Model("m", (Variant("m", 100.0, {}),), 1.5),)
+    tree = Tree.of_model("m", {"": 0.5})
+    known = Known(Problem(models, (tree,), {"m": Demand(1.0)}, kinds), {})
+    seen = seen_of(profiles={("m", kind): PLAIN["m", "cpu"] for kind in ("cpu", "gpu")})
+
+    def after(sizes):
+        known.counted(Counts(sizes={"m": sizes}))
+        (found,) = known.asked(seen, {}, lambda says: frozenset()).models
+        return found.items, found.sizes
+
+    assert after({}) == (1.5, ())
+    assert after({3: 10}) == (3.0, ())  # too few for classes
+    kept = 10 * math.exp(-30 / 2000)
+    items, sizes = after({1: 30})
+    assert items == pytest.approx((3 * kept + 30) / (kept + 30))
+    assert [(s.largest, s.items) for s in sizes] == [(1, 1.0), (3, 3.0)]
+    assert [s.share for s in sizes] == pytest.approx([30 / (kept + 30), kept / (kept + 30)])
+    items, sizes = after({1: 20_000})
+    assert items == pytest.approx(1.0, abs=1e-6)
+    assert sizes == ()
 
 
 def test_what_does_not_fit_is_not_loaded_beside():

@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -175,6 +176,42 @@ def test_herd_plans_become_layouts_that_keep_their_names():
     nobody = Measured(dict.fromkeys("lmn", 0.0), dict.fromkeys("lmn", 10.0))
     idle = make_problem("herd", kwargs, nobody, memory, 12, [], {})
     assert not worth_it(idle, current, solve(idle), 0.1)
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "headroom", "min_gain", "worth"),
+    [
+        (2.0, 2.0, 0.0, False),  # as now
+        (2.19, 2.19, 0.1, False),
+        (2.21, 0.0, 0.1, True),
+        (2.0, 2.21, 0.1, True),
+        (1.99, 9.0, 0.1, False),  # headroom may not cost tolerance
+    ],
+)
+def test_layouts_change_only_where_herd_gains_enough(tolerance, headroom, min_gain, worth):
+    """Now 8 workers have a load of 4 and 4 a load of 1, so both figures are 2."""
+    streams = herd.ModelStream("l", 4.0, 1.0), herd.ModelStream("m", 1.0, 1.0)
+    problem = herd.Problem(streams, workers=12, group_worker_limit=8, memory_mb=2.0)
+    now = Layout({"l": "a", "m": "b"}, {"a": 8, "b": 4})
+    answer = SimpleNamespace(burst_tolerance=tolerance, headroom=headroom)
+    assert worth_it(problem, now, answer, min_gain) is worth
+    assert worth_it(replace(problem, workers=13), now, answer, min_gain)
+
+
+@pytest.mark.parametrize(
+    ("count", "then", "worth"),
+    [
+        (2, 0.61, False),  # rates of 5 and 3, so the spread is 1, and a tenth of the average 0.4
+        (2, 0.59, True),
+        (3, 2.41, False),  # one group is empty: 8 / 3, and a tenth of that
+        (3, 2.39, True),
+    ],
+)
+def test_layouts_change_only_where_partition_gains_enough(count, then, worth):
+    models = partition.Model("l", 5.0, 1.0), partition.Model("m", 3.0, 1.0)
+    problem = partition.Problem(models, count)
+    answer = SimpleNamespace(rate_spread=then)
+    assert worth_it(problem, Layout({"l": "a", "m": "b"}), answer, 0.1) is worth
 
 
 def test_partition_keeps_groups_and_moves_only_what_pays():

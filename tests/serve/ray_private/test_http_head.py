@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import socket
+from types import SimpleNamespace
 
 import pytest
 import uvicorn
@@ -87,6 +88,47 @@ def test_a_request_hears_when_its_client_leaves():
 
     asyncio.run(run())
     assert left == ["/1"]
+
+
+class Listener:
+    """Has so many connections, then none."""
+
+    def __init__(self, count):
+        self.left = [socket.socketpair() for _ in range(count)]
+        self.closed = False
+
+    def accept(self):
+        if not self.left:
+            raise BlockingIOError
+        near, far = self.left.pop()
+        near.close()
+        return far, ""
+
+    def fileno(self):
+        return 7
+
+    def close(self):
+        self.closed = True
+
+
+def test_64_connections_are_accepted_per_turn():
+    accepted, removed = [], []
+    loop = SimpleNamespace(
+        connect_accepted_socket=lambda protocol, line: line,
+        create_task=accepted.append,
+        remove_reader=removed.append,
+    )
+    server, listener = SimpleNamespace(should_exit=False), Listener(70)
+    for count in (64, 70, 70):
+        heads._accept(server, listener, loop)
+        assert len(accepted) == count
+    assert not any(line.getblocking() for line in accepted)
+    assert not (removed or listener.closed)
+    server.should_exit = True
+    heads._accept(server, listener, loop)
+    assert (removed, listener.closed, len(accepted)) == ([7], True, 70)
+    for line in accepted:
+        line.close()
 
 
 def test_uvicorn_changed_here():

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from ray_slo.serve.watch.screen import screen
 from tests.serve.watch.states import EVIL, state
 
@@ -28,6 +30,23 @@ def test_models_beside_what_is_expected():
     assert "1 of 2 frontends heard" in found.head
     assert "100 granted, 12 refused, 40 granted on their frontend's node" in found.head
     assert found.opens == ["read", "find", "spell", "join"]
+
+
+@pytest.mark.parametrize(
+    ("bad", "expected", "warn"),
+    [
+        (None, None, False),
+        (0.01, None, False),
+        (0.011, None, True),
+        (0.011, 0.005, True),
+        (0.05, 0.025, False),
+        (0.051, 0.025, True),
+    ],
+)
+def test_more_than_one_percent_and_twice_what_is_expected_needs_attention(bad, expected, warn):
+    seen = state() | {"bad_rate": {"find": bad}, "expected": {"find": {"bad_rate": expected}}}
+    rows = {row.cells[0]: row for row in section(screen("app", seen), "models").rows}
+    assert rows["find"].warn is warn
 
 
 def test_variants_in_use_and_what_was_predicted():
