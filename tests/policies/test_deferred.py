@@ -615,7 +615,7 @@ def test_the_pace_of_a_pool():
     assert times.early_s == pytest.approx(0.98 * 2)
     hung = Times()
     hung.add(*ended(3600.0, 1.0))
-    assert hung.pace == 4.0
+    assert hung.pace == 2.0
 
 
 @pytest.mark.parametrize("pace", [0.5, 1.0, 1.25])

@@ -27,7 +27,7 @@ from ray_slo.core.requests import BatchOutcome, WorkerId
 from ray_slo.policies.shared.refusals import TOLERANCE_S
 
 _KEPT = 0.98  # of what a pool learned from its batches, after one more batch
-_PACE_MOST = 4.0  # a batch that hangs says nothing about the others
+_PACE_MOST = 2.0  # a cold start, or a batch that hangs, says little about the others
 
 
 class Flight(NamedTuple):
