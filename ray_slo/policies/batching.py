@@ -91,12 +91,6 @@ class BatchingPolicy(Abilities, ABC):
         """Batch size up to which heads are dropped that would keep the batch smaller."""
         return lane.target
 
-    @property
-    def pace(self) -> float:
-        """Measured over predicted time of batches (`Times.pace`): the mean of all workers."""
-        size = sum(pool.size for pool in self._pools)
-        return sum(pool.size * pool.times.pace for pool in self._pools) / size if size else 1.0
-
     # Events ----------------------------------------------------------------------------------
 
     def requests_arrived(self, now: float, requests: Sequence[Request]) -> None:
@@ -397,3 +391,9 @@ def succeed(policy: BatchingPolicy, before: BatchingPolicy) -> None:
     follow."""
     policy._models, policy._workers = before._models, before._workers
     policy._serial, policy._batch_id = before._serial, before._batch_id
+
+
+def pace_of(policy: BatchingPolicy) -> float:
+    """Measured over predicted time of batches (`Times.pace`): the mean of all workers."""
+    size = sum(pool.size for pool in policy._pools)
+    return sum(pool.size * pool.times.pace for pool in policy._pools) / size if size else 1.0

@@ -32,7 +32,7 @@ from ray_slo.core.decisions import Decision
 from ray_slo.core.load import Ticks
 from ray_slo.core.policy import Abilities, InFlight, Policy
 from ray_slo.core.requests import BatchOutcome, Request, WorkerId
-from ray_slo.policies.batching import succeed
+from ray_slo.policies.batching import pace_of, succeed
 from ray_slo.policies.price_alone import Alone
 from ray_slo.policies.price_load import TICKS_PER_SLO
 from ray_slo.policies.price_shared import Shared, least_work_s
@@ -165,7 +165,7 @@ class Price(Abilities):
         counts = np.array(self._counts)
         mean = float(counts.mean())
         dispersion = max(float(counts.var()) / mean, 1.0) if mean else 1.0
-        needed = self._way.pace * mean / self._ticks.every_s / self._capacity
+        needed = pace_of(self._way) * mean / self._ticks.every_s / self._capacity
         needed += _BURST * math.sqrt(dispersion / self._workers)
         crowded = needed > (_CALM if self._crowded else _CROWDED)
         if crowded != self._crowded:
