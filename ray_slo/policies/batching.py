@@ -387,9 +387,10 @@ class BatchingPolicy(Abilities, ABC):
 
 
 def succeed(policy: BatchingPolicy, before: BatchingPolicy) -> None:
-    """Pass the queued and running requests of one policy to another. A `cluster_changed` must
-    follow."""
+    """Pass the queued and running requests of one policy to another, and what it has learned about
+    its pools. A `cluster_changed` must follow."""
     policy._models, policy._workers = before._models, before._workers
+    policy._pools = before._pools
     policy._serial, policy._batch_id = before._serial, before._batch_id
 
 

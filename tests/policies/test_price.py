@@ -7,6 +7,7 @@ from ray_slo.core import Cluster, DispatchDelay, DropReason, LatencyProfile, Mod
 from ray_slo.core.cluster import Worker
 from ray_slo.planning import fluid
 from ray_slo.policies import make_policy
+from ray_slo.policies.batching import pace_of
 from ray_slo.policies.price import Price
 from ray_slo.policies.price_load import Precision, TickedLoad
 from ray_slo.simulation import Trace, WorkerEvent, Workload, simulate
@@ -383,3 +384,17 @@ def test_if_times_scatter_the_mean_time_leaves_room_for_accurate_variants(load):
         truth=cluster(1.0),
     )
     assert (1 - report.bad_rate()) * report.accuracy > 71.5
+
+
+def test_the_pace_stays_known_when_the_way_changes():
+    """A batch takes half of what the profile says. Then a request with a size comes."""
+    host = Host(Price, cluster(workers=1), strict=False)
+    host.arrive([Request(1, "m", 0.0, 0.15)])
+    (sent,) = host.sent
+    host.advance(sent.finish_at / 2, ends=False)
+    host.finish(sent.worker)
+    alone = host.policy._way
+    assert pace_of(alone) == pytest.approx(0.5, abs=0.001)
+    host.arrive([Request(2, "m", host.now, host.now + 0.15, size=2)])
+    assert host.policy._way is not alone
+    assert pace_of(host.policy._way) == pace_of(alone)
