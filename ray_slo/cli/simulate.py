@@ -88,7 +88,7 @@ def simulate(
         float | None, typer.Option(help="Seconds at the start that are not counted.")
     ] = None,
     latency_noise: _LatencyNoise = None,
-    seed: Annotated[int | None, typer.Option()] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the arrivals and of the noise.")] = None,
     goodput: _Goodput = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     report: _Report = None,

@@ -22,7 +22,7 @@ def top(
         str | None,
         typer.Option(help="URL of an application with a status page, to ask instead of Ray."),
     ] = None,
-    interval: Annotated[
+    interval_s: Annotated[
         float, typer.Option(min=0.2, max=3600, help="Seconds between two readings.")
     ] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print one reading and exit.")] = False,
@@ -50,7 +50,7 @@ def top(
 
     typer.echo("connecting …")  # it takes seconds
     read()  # report a wrong address before the screen is cleared
-    Top(read, interval).run(mouse=False)
+    Top(read, interval_s).run(mouse=False)
 
 
 def _of_ray(address: str, application: str | None) -> Mapping[str, Mapping[str, Any]]:
