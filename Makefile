@@ -18,6 +18,8 @@ export RAY_SLO_FAST = $(FAST)
 # One machine, so Ray's own processes listen on loopback only. Ray's switch for that has the name of
 # the systems where it is off by default.
 export RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER = 0
+# Serve kills a proxy that is not ready after three checks. Its 5 s per check are short on a busy machine.
+export RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S ?= 60
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo serve run test test-fast test-torch check format docs benchmarks soak gpu clean

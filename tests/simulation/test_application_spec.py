@@ -119,11 +119,76 @@ def test_a_task_that_another_serves_has_factors_of_its_own():
             "a: give either variants or a profile",
         ),
         ({"planner": "loki"}, "planner"),
+        (
+            {"workloads": {"faces": {"arrivals": {"fces": {"kind": "poisson", "rate": 5}}}}},
+            "workloads.faces.arrivals.fces: no such model",
+        ),
     ],
 )
 def test_what_has_no_meaning_is_refused(changes, message):
     with pytest.raises((ValueError, ValidationError), match=message):
         spec(**changes).problem(Path())
+
+
+def test_a_message_names_the_place_of_the_mistake():
+    unknown = {"memory_mb": {"tpu": 1, "xpu": 2}, "profile": PROFILE}
+    for fields, place in (
+        (unknown, "models.m.memory_mb.tpu"),
+        ({"variants": {"v": unknown}}, "models.m.variants.v.memory_mb.tpu"),
+    ):
+        with pytest.raises(ValueError, match="no such kind of workers") as caught:
+            spec(**one(**fields)).problem(Path())
+        assert str(caught.value).startswith(f"{place}: ")
+
+
+def kind(**fields):
+    return {"workers": {"gpu": {"max_replicas": 2, **fields}, "cpu": {"max_replicas": 1}}}
+
+
+@pytest.mark.parametrize(
+    ("make", "field", "valid", "wrong"),
+    [
+        (lambda **v: one(profile=PROFILE, **v), "accuracy", (0, 100), (-0.1, 100.1)),
+        (
+            lambda **v: one(variants={"v": {"profile": PROFILE, **v}}),
+            "accuracy",
+            (0, 100),
+            (-1, 101),
+        ),
+        (lambda **v: one(profile=PROFILE, **v), "memory_mb", (0,), (-1,)),
+        (lambda **v: one(profile=PROFILE, **v), "items", (1, 1.5), (0.9,)),
+        (kind, "min_replicas", (0, 1, 2), (-1, 3)),
+        (kind, "max_replicas", (1, 100_000), (0, 100_001)),
+        (kind, "price_per_hour", (0, 1e9), (-0.1, 1.01e9)),
+        (kind, "memory_mb", (0.1,), (0,)),
+        (kind, "interruptions_per_hour", (0, 3), (-1,)),
+        (dict, "accuracy_floor", (0, 100), (-0.1, 100.1)),
+        (dict, "budget_per_hour", (0, 9), (-1,)),
+        (dict, "duration_s", (0.1,), (0, -1)),
+        (dict, "interval_s", (0.1,), (0,)),
+        (dict, "solve_s", (0,), (-1,)),
+        (dict, "seed", (0,), (-1, 0.5)),
+    ],
+)
+def test_bounds_of_numbers(make, field, valid, wrong):
+    for value in valid:
+        spec(**make(**{field: value}))
+    for value in wrong:
+        with pytest.raises(ValidationError, match=field):
+            spec(**make(**{field: value}))
+
+
+def test_what_is_left_out():
+    found = spec(**one(profile=PROFILE), workers={"gpu": {"max_replicas": 2}})
+    model = found.models["m"]
+    assert (model.accuracy, model.memory_mb, model.items) == (100, 0, 1)
+    gpu = found.workers["gpu"]
+    assert (gpu.min_replicas, gpu.price_per_hour, gpu.interruptions_per_hour) == (1, 0, 0)
+    assert found.interval_s == 10
+    assert (found.solve_s, found.load_s, found.start_s, found.preempt_delay_s) == (0, 0, 0, 0)
+    assert (found.latency_noise, found.seed, found.accuracy_floor) == (0, 0, 0)
+    variant = spec(**one(variants={"v": {"profile": PROFILE}})).models["m"].variants["v"]
+    assert (variant.accuracy, variant.memory_mb) == (100, 0)
 
 
 def test_runs():
