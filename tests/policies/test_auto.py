@@ -23,11 +23,12 @@ from ray_slo.core import (
     Variant,
 )
 from ray_slo.core.rehearsal import Rehearsed, Score
+from ray_slo.core.trees import Tree
 from ray_slo.policies import auto_floor, make_policy
 from ray_slo.policies.auto import Auto
-from ray_slo.policies.auto_choice import Evidence
+from ray_slo.policies.auto_choice import Choice, Evidence
 from ray_slo.policies.auto_settings import Shape, candidates, collapses
-from ray_slo.policies.auto_traffic import Recent
+from ray_slo.policies.auto_traffic import Recent, Story
 from ray_slo.policies.deferred import Deferred
 from ray_slo.policies.registry import policy_for
 from tests.policies.contract import CHAIN, SHARED, Script, make_cluster, operation, worker_kind
@@ -517,3 +518,28 @@ def test_it_is_told_of_the_application() -> None:
     assert policy_for(given, {}, CHAIN) is given
     assert math.isclose(given._composing["waiting_factor"], 2.0)
     assert [tree.name for tree in given._trees] == ["a"]
+
+
+def test_a_pipeline_counts_beside_models_that_stand_alone() -> None:
+    alone = Tree.of_model("m", {"": 0.1})
+    beside, without = Auto(), Auto()
+    beside.told_of([alone, *CHAIN])
+    without.told_of([alone])
+    assert beside.follows_assignments
+    assert not without.follows_assignments
+    assert beside._made is not None  # it measures how many requests a request makes
+    assert without._made is None
+
+
+@pytest.mark.parametrize(
+    ("predicted", "bad", "surprises"),
+    # 200 requests. Chance explains 3 standard deviations, and a point more is no surprise.
+    [(0.0, 6, False), (0.0, 8, True), (0.5, 122, False), (0.5, 126, True), (0.9, 200, True)],
+)
+def test_more_bad_requests_than_chance_explains(predicted, bad, surprises) -> None:
+    story = Story()
+    assert not story.surprise()
+    scores = {"one": replace(score(1.0), good=(round(1200 * (1 - predicted)),))}
+    story.add(0.0, rehearsed(1, scores), "one", Choice("one", "first"))
+    story.good, story.bad = 200 - bad, bad
+    assert story.surprise() is surprises

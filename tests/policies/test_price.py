@@ -9,6 +9,7 @@ from ray_slo.planning import fluid
 from ray_slo.policies import make_policy
 from ray_slo.policies.batching import pace_of
 from ray_slo.policies.price import Price
+from ray_slo.policies.price_lanes import lanes_of
 from ray_slo.policies.price_load import Precision, TickedLoad
 from ray_slo.simulation import Trace, WorkerEvent, Workload, simulate
 from ray_slo.simulation.arrivals import Gamma
@@ -398,3 +399,21 @@ def test_the_pace_stays_known_when_the_way_changes():
     host.arrive([Request(2, "m", host.now, host.now + 0.15, size=2)])
     assert host.policy._way is not alone
     assert pace_of(host.policy._way) == pace_of(alone)
+
+
+def test_what_a_row_offers_fits_the_slack():
+    host = Host(lambda: make_policy("price"), cluster(workers=2))
+    host.arrive([Request(i, "m", 0.0, 0.15) for i in range(20)])
+    lanes = [lane for pool in host.policy._way._pools for lane in lanes_of(pool)]
+    assert lanes
+    for lane in lanes:
+        for queue in (1, 2, 5, 20):
+            for idle in (0, 1):
+                row = lane.row(queue, idle)
+                assert row.limits == sorted(row.limits)
+                for possible, (act, run) in enumerate(zip(row.acts, row.runs, strict=True)):
+                    slack_s = row.limits[possible - 1] + 1e-12 if possible else 0.0
+                    assert act < 0 or lane.limits[act] <= slack_s
+                    if run >= 0:
+                        assert lane.limits[run] <= slack_s
+                        assert lane.runs[run][2] <= queue

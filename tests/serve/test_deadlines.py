@@ -8,8 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ray_slo.core.requests import MAX_LATENCY_MS
 from ray_slo.errors import BadHeader
-from ray_slo.serve.deadlines import HEADERS, TimeLimits, slo_class_of, spent, without
+from ray_slo.serve.deadlines import (
+    HEADERS,
+    TimeLimits,
+    deadline_scope,
+    remaining_ms,
+    slo_class_of,
+    spent,
+    without,
+)
 
 OWN, PROXIED, TIMEOUT = "x-slo-latency-ms", "x-slo-timeout-ms", "x-request-timeout-seconds"
 CLASS = "x-slo-class"
@@ -123,3 +132,10 @@ def test_the_module_is_light():
     """`ray-slo-haproxy` imports it, and must start at once."""
     code = "import sys, ray_slo.serve.proxy.haproxy; assert not {'ray', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_scope_lasts_a_day_at_most():
+    with deadline_scope(1e15):
+        assert remaining_ms() == pytest.approx(MAX_LATENCY_MS, rel=1e-3)
+    with deadline_scope(None):
+        assert remaining_ms() is None

@@ -645,6 +645,8 @@ class TestLearning:
         assert len(served) == 8 - sum(isinstance(a, RefusedEarly) for a in answers)
         assert answers[-1].reason == "would_miss"
         assert answers[-1].predicted_finish_ms > 50
+        finish_ms = answers[-1].predicted_finish_ms
+        assert f", predicted finish {finish_ms:.0f} ms after arrival" in str(answers[-1])
         assert answers[-1].retry_after_s > 0
 
     def test_and_tried_again_after_a_while(self, monkeypatch):

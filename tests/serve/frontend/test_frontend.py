@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 
 import pytest
 from starlette.requests import Request
@@ -138,6 +139,23 @@ async def test_what_more_workers_could_have_answered_is_counted_as_bad(app):
         await ask(front, item=["a", 99], x_slo_latency_ms="1")
     assert [seen for seen in demand.seen if seen[0] == "bad"] == [("bad", "m", 1)]
     assert sum(seen[0] == "arrived" for seen in demand.seen) == 3
+
+
+class Slow(Model):
+    @staticmethod
+    def postprocess(name):
+        time.sleep(0.6)
+        return name
+
+
+@in_loop
+async def test_an_answer_that_is_late_is_counted_as_bad(app):
+    demand = Silent()
+    model = {"latency_slo_ms": 500}
+    async with app(Slow, policy="eager", model=model, around={"demand": demand}) as (front, _):
+        await ask(front, item=["a", 1], x_slo_latency_ms="9000")
+        await ask(front, item=["b", 1])
+    assert [seen for seen in demand.seen if seen[0] == "bad"] == [("bad", "m", 1)]
 
 
 @in_loop
