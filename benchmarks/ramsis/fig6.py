@@ -46,7 +46,13 @@ ASKED = [
     ("image, SLO 150 ms, 60 workers · ramsis, our default", "accuracy at 1600/s", "≥", 76.2),
     ("image, SLO 150 ms, 60 workers · ramsis, our default", "accuracy at 2000/s", "≥", 74.9),
     ("image, SLO 150 ms, 60 workers · ramsis, our default", "accuracy at 2400/s", "≥", 73.3),
-    ("image, SLO 150 ms, 60 workers · ramsis, our default", "accuracy at 2800/s", "≥", 73.0),
+    (
+        "image, SLO 150 ms, 60 workers · ramsis, our default",
+        "accuracy at 2800/s",
+        "≥",
+        73.0,
+        "0.01 points less; with the 26 models that no other beats it is 73.05",
+    ),
     ("image, SLO 150 ms, 60 workers · ramsis, our default", "accuracy at 3200/s", "≥", 64.6),
     (
         "image, SLO 150 ms, 60 workers, violations · RAMSIS",

@@ -149,3 +149,18 @@ def test_of_all_requests():
     only_a = plan_of({"one": 30}, {"a": 1.0, "b": 0.0})
     assert bad_share(problem, only_a) == pytest.approx(0.25, abs=1e-3)
     assert bad_share(replace(problem, demand={}), only_a) == 0.0
+
+
+def test_a_plan_without_a_load_divides_its_workers_evenly():
+    problem = Problem(
+        (model("a", one=90), model("b", two=90)),
+        (tree("a"), tree("b")),
+        {"a": Demand(30), "b": Demand(45)},
+        (Kind("gpu", 0, 1),),
+    )
+    served = {"a": 1.0, "b": 1.0}
+    idle = expected(problem, plan_of({"one": 0.0, "two": 0.0}, served))
+    even = expected(problem, plan_of({"one": 30, "two": 30}, served))
+    for root, of in even.items():
+        assert idle[root].bad_rate == pytest.approx(of.bad_rate)
+        assert of.bad_rate > 1e-6

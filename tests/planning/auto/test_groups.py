@@ -257,3 +257,11 @@ def test_groups_that_cannot_be_are_refused_with_the_reason():
     split = replace(given, allowed_groups={}, group_of={"l": "left", "m": "right"})
     with pytest.raises(ValueError, match="'n' is used together with models of the groups left, r"):
         auto.plan(split)
+
+
+def test_requests_of_several_items_fill_a_batch_sooner():
+    # The left worker takes two requests of two items in 50 ms, 40 a second. The right one takes 20
+    # ms per request.
+    left, right = LatencyProfile([0.05] * 4), LatencyProfile.linear(0.01, 0.0, 64)
+    model = Model("l", (Variant("l", 90.0, {"a": left, "b": right}),), items=2.0)
+    assert choose(problem_of({"l": 45}, two(1, 1), models=(model,))) == {"l": "right"}

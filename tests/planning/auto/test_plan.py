@@ -9,9 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.trees import Tree, TreeTask
 from ray_slo.planning import auto
-from ray_slo.planning.auto import Demand, Hosted, Kind, Model, Problem, steps
+from ray_slo.planning.auto import Demand, Hosted, Kind, Model, Problem, Variant, steps
 from ray_slo.planning.auto.hosts import Blocked
 from ray_slo.planning.auto.limits import Limits, Room
 from ray_slo.planning.result import Infeasible
@@ -346,3 +347,19 @@ def test_if_requests_cannot_wait_one_more_worker_is_tried_then_longer_waits():
     assert steps._other_way(problem, tried, Blocked("gpu", 0.1, 4)) == mixed
     there = replace(problem, present={"gpu": 3, "cpu": 5})
     assert steps._other_way(there, tried, blocked) == mixed
+
+
+def test_a_plan_that_falls_short_names_every_limit():
+    profile = LatencyProfile([0.01])
+    problem = Problem(
+        (Model("m", (Variant("v", 90.0, {"gpu": profile}),)),),
+        (Tree.of_model("m", {"": 0.1}),),
+        {"m": Demand(900)},
+        (Kind("gpu", 0, 4, 1.0),),
+        budget_per_hour=2.0,
+        accuracy_floor=80.0,
+    )
+    found = auto.plan(problem)
+    assert isinstance(found, Infeasible)
+    limits = "4 gpu, a budget of 2 per hour, an accuracy of at least 80 %"
+    assert f"demand 900 req/s is out of reach with {limits}: 22" in found.reason
