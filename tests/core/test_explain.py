@@ -25,7 +25,11 @@ POISSON = "{kind: poisson, rate: 100}"
         ("rate: 100", "rate: .inf", "workload.arrivals.rate: must be a finite number above 0,"),
         (POISSON, "{kind: possion}", "workload.arrivals.kind: must be one of constant, poisson,"),
         (POISSON, "{knd: poisson, rate: 1}", "workload.arrivals: kind is required"),
-        (POISSON, "{a: {kind: gamma, rate: 1}}", "workload.arrivals.a.shape: required"),
+        (
+            POISSON,
+            "{a: {kind: gamma, rate: 1}}",
+            "workload.arrivals.a.shape: required; it must be a number",
+        ),
         (
             POISSON,
             "{kind: trace, rates: [1, -2]}",

@@ -113,6 +113,13 @@ def test_counts_by_the_caller():
     assert steady.value == 0
 
 
+def test_windows_last_a_second_unless_they_have_few_arrivals():
+    dispersion = Dispersion()
+    for i in range(500):
+        dispersion.arrived(i / 100)
+    assert dispersion.windows == 3  # of five, the last is not over, and a difference takes two
+
+
 def test_nothing_is_known_at_first():
     dispersion = Dispersion()
     assert (dispersion.value, dispersion.error) == (1.0, math.inf)

@@ -222,6 +222,15 @@ class TestOnline:
         assert online.samples == 100
         assert online.profile.table == pytest.approx(self.prior.scaled(2.0).table)
 
+    def test_a_size_that_was_not_measured_for_long_is_measured_anew(self):
+        online = OnlineProfile(self.prior, stale_after=8)
+        for _ in range(4):
+            online.observe(16, 50 * self.prior(16))
+        for _ in range(10):
+            online.observe(1, self.prior(1))
+        online.observe(16, self.prior(16))
+        assert online.profile(16) == pytest.approx(self.prior(16))
+
     @given(st.floats(0.0005, 0.004), st.floats(0.001, 0.03))
     def test_corrects_a_wrong_shape(self, alpha, beta):
         truth = LatencyProfile.linear(alpha, beta, 32)

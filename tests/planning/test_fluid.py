@@ -67,6 +67,10 @@ def test_only_what_is_loaded_runs():
     assert {(b.variant, b.workers) for b in found.mix} == {("m-quick", "x"), ("m-good", "y")}
 
 
+def test_few_requests_have_an_accuracy_too():
+    assert solve(Problem([model()], {"m": 0.5}, {"cpu": 2})).accuracy == pytest.approx(80.0)
+
+
 def test_nothing_to_serve():
     found = solve(Problem([model()], {"m": 0.0}, {"cpu": 2}))
     assert math.isnan(found.accuracy)

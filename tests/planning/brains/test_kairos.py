@@ -126,6 +126,17 @@ def test_a_changed_budget_is_news_and_is_kept():
     assert brain.inputs(0.0, BOTH)["budget_per_hour"] == 1.5
 
 
+def test_a_limit_of_one_kind_is_news():
+    brain = make_brain(spec_of(follow_load=False, sizes=SMALL_ONES))
+    planned(brain)
+    assert not brain.due(0.0, BOTH)
+    brain.limit("big", 1)
+    assert brain.due(0.0, BOTH) == "limits changed"
+    planned(brain)
+    assert brain.target("big") <= 1
+    assert not brain.due(0.0, BOTH)
+
+
 def test_a_change_of_the_sizes_is_detected_and_changes_what_is_rented():
     brain = make_brain(spec_of(follow_load=False))
     counted(brain, SMALL_ONES, rate=40)

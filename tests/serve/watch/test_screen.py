@@ -32,6 +32,14 @@ def test_models_beside_what_is_expected():
     assert found.opens == ["read", "find", "spell", "join"]
 
 
+def test_a_queue_whose_length_is_unknown_comes_after_an_empty_one():
+    told = state()
+    del told["queued"]["spell"]
+    rows = {row.cells[0]: row for row in section(screen("app", told), "models").rows}
+    place = list(rows["spell"].cells).index("?")
+    assert rows["spell"].keys[place] < rows["join"].keys[place] == 0
+
+
 @pytest.mark.parametrize(
     ("bad", "expected", "warn"),
     [
