@@ -844,6 +844,26 @@ class TestState:
 
         assert [clock.run(main(i)) for i in range(3)] == [0, 2, 4]
 
+    def test_the_thread_of_a_closed_event_loop_ends_when_another_is_used(self):
+        threads = []
+
+        @ray_slo.batch(SLO_MS)
+        def predict(items):
+            threads.append(threading.current_thread())
+            return items
+
+        async def main():
+            return await predict(1)
+
+        gc.disable()  # it would end the thread, too, but nobody knows when
+        try:
+            assert [clock.run(main()) for _ in range(2)] == [1, 1]
+            before, after = threads
+            before.join(10)
+            assert (before.is_alive(), after.is_alive()) == (False, True)
+        finally:
+            gc.enable()
+
     def test_several_event_loops_at_once(self):
         answers = {}
 

@@ -110,6 +110,7 @@ Model_ = {"callable": Model, "latency_slo_ms": 100}
         (args(workers={"cpu": {"replicas": 2}}), "workers.cpu.replicas: unknown key"),
         (args(workers={"cpu": {"num_replicas": 0}}), "workers.cpu.num_replicas: must be from 1"),
         (model(accuracy=101), "models.m.accuracy: must be from 0 to 100"),
+        (model(accuracy=-0.1), "models.m.accuracy: must be from 0 to 100"),
         (args(version=3), "version: replicas are replaced when code"),
         (
             variants(acuracy=3),
@@ -348,6 +349,13 @@ def test_variants_by_list_or_by_name_are_the_same():
     assert one.loader()() is None
     with pytest.raises(ValueError, match="two variants are named 'deep'"):
         parse_spec(model(callable=Chooses, variants=listed * 2))
+
+
+@pytest.mark.parametrize("accuracy", [0, 0.5, 100])
+def test_any_percentage_is_an_accuracy(accuracy):
+    assert parse_spec(model(accuracy=accuracy)).models["m"].accuracy == accuracy
+    (variant,) = parse_spec(variants(accuracy=accuracy)).models["m"].variants.values()
+    assert variant.accuracy == accuracy
 
 
 def test_variant_names_are_unique_in_an_application():

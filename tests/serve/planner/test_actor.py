@@ -210,6 +210,26 @@ def test_a_failing_solver_leaves_the_plan_and_is_tried_again():
     clock.run(scenario())
 
 
+def test_the_status_says_how_old_the_plan_and_the_last_attempt_are():
+    async def scenario():
+        spec = spec_of()
+        cluster = Cluster(spec, "a", "b")
+        with actor_of(spec, gap_s=3600) as actor:  # it does not plan itself
+            assert (await actor.status())["last_tried_s"] is None
+            status = await cluster.settle(actor)
+            ages = [status["plan_age_s"], status["last_tried_s"]]
+            await asyncio.sleep(3.0)
+            actor.aside = broken
+            await actor.replan()
+            await asyncio.sleep(2.0)
+            status = await actor.status()
+            assert status["last_tried_s"] == pytest.approx(SOLVES_S + 2.0)
+            assert status["plan_age_s"] == pytest.approx(ages[0] + 3.0 + SOLVES_S + 2.0)
+            assert ages[1] == pytest.approx(ages[0] + SOLVES_S)  # it counts from its beginning
+
+    clock.run(scenario())
+
+
 def test_without_any_plan_every_worker_serves_everything():
     async def scenario():
         spec = spec_of()

@@ -196,6 +196,31 @@ async def test_who_still_sends_a_large_body_hears_what_is_wrong_with_it():
 
 
 @in_loop
+async def test_who_has_sent_a_large_body_has_the_answer_before_the_application_is_done():
+    parts, sent, ends = [(b"1", True), (b"2", False)], [], []
+
+    async def receive():
+        body, more = parts.pop(0)
+        return {"type": "http.request", "body": body, "more_body": more}
+
+    async def send(message):
+        sent.append(message)
+
+    async def app(scope, receive, send):
+        while (await receive())["more_body"]:
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"ok"})
+        ends.append(not sent[-1].get("more_body"))  # and here it would work on
+
+    large = [(b"content-length", b"2000000")]
+    scope = {"type": "http", "path": "/m", "headers": large}
+    await AdmissionMiddleware(app)(scope, receive, send)
+    assert ends == [True]
+    assert [message.get("body") for message in sent] == [None, b"ok"]
+
+
+@in_loop
 async def test_classes_have_slos_of_their_own():
     app = App(capacity="1000;400;2000;9000000;5000000")
     door = AdmissionMiddleware(app)

@@ -1,6 +1,8 @@
 """Admission control: earliest deadlines first, one per turn, and no request forgotten."""
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 from hypothesis import given, settings
@@ -152,6 +154,15 @@ def test_beyond_the_bound_the_latest_deadline_gives_way():
     assert gate.arrive(0.0, 10.0, later) is None
     assert later.said[0].reason == "queue_full"
     assert gate.waiting == 2
+
+
+def test_who_left_while_it_waited_is_not_kept_in_memory():
+    gate, told = Gate(), Told()
+    gate.leave(gate.arrive(0.0, 1.0, told))
+    kept = weakref.ref(told)
+    del told
+    gc.collect()
+    assert kept() is None
 
 
 def test_what_has_no_deadline_of_its_own_is_never_refused():

@@ -3,6 +3,7 @@ or refused with a reason; there is never a bare 500."""
 
 import asyncio
 import json
+import time
 
 import pytest
 
@@ -10,6 +11,7 @@ from ray_slo.core.environment import FRONTEND_WAIT_S
 from ray_slo.serve.deadlines import TimeLimits
 from ray_slo.serve.proxy import http as failover
 from ray_slo.serve.proxy.http import FailoverMiddleware, Places
+from ray_slo.serve.ray_private.http_head import ARRIVAL
 from tests.serve import clock
 
 ANSWER = [
@@ -48,8 +50,8 @@ class Proxy:
             await send(message)
 
 
-def through(middleware, headers=(), parts=(b"[1,", b"2]"), path="/m"):
-    """Status, headers and body that the client gets."""
+def through(middleware, headers=(), parts=(b"[1,", b"2]"), path="/m", waited_s=0.0):
+    """Status, headers and body that the client gets. The kernel had the request `waited_s` ago."""
     sent = []
     messages = [
         {"type": "http.request", "body": part, "more_body": i < len(parts) - 1}
@@ -67,7 +69,12 @@ def through(middleware, headers=(), parts=(b"[1,", b"2]"), path="/m"):
         "path": path,
         "headers": [(k.encode(), v.encode()) for k, v in headers],
     }
-    clock.run(middleware(scope, receive, send))
+
+    async def ask():
+        arrival = {ARRIVAL: time.monotonic() - waited_s} if waited_s else {}
+        await middleware({**scope, **arrival}, receive, send)
+
+    clock.run(ask())
     if not sent:
         return None
     start, *rest = sent
@@ -118,6 +125,20 @@ def test_the_timeout_of_the_client_shrinks_as_well():
     assert float(first["x-slo-timeout-ms"]) == 500  # the client's own word for it is not believed
     assert float(first["x-request-timeout-seconds"]) == 1.4
     assert float(again["x-slo-timeout-ms"]) == pytest.approx(450)
+
+
+def test_time_before_the_middleware_counts_unless_it_is_hardly_any():
+    proxy = Proxy(WITH_SLO, ANSWER, ANSWER, ANSWER)
+    middleware = FailoverMiddleware(proxy)
+    through(middleware)
+    through(middleware, [("x-slo-latency-ms", "1000")], waited_s=0.3)
+    through(middleware, waited_s=0.1)  # the model's SLO is 250 ms
+    through(middleware, [("x-slo-latency-ms", "1000")], waited_s=0.001)
+    named, unnamed, prompt = proxy.headers[1:]
+    assert float(named["x-slo-latency-ms"]) == pytest.approx(700)
+    assert float(named["x-request-timeout-seconds"]) == pytest.approx(1.6)
+    assert float(unnamed["x-slo-timeout-ms"]) == pytest.approx(150)
+    assert prompt["x-slo-latency-ms"] == "1000"
 
 
 def test_own_slo_wins_over_the_timeout():

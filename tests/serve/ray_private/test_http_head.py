@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import socket
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -88,6 +89,33 @@ def test_a_request_hears_when_its_client_leaves():
 
     asyncio.run(run())
     assert left == ["/1"]
+
+
+def test_a_request_came_just_now_if_the_kernel_does_not_know():
+    came = []
+
+    async def run():
+        async def app(scope, receive, send):
+            came.append(time.monotonic() - scope[heads.ARRIVAL])
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+
+        config = Config(app, lifespan="off", http=heads.bounded(HttpToolsProtocol), log_config=None)
+        config.load()
+        loop = asyncio.get_running_loop()
+        near, far = socket.socketpair()  # no TCP
+        await loop.connect_accepted_socket(
+            lambda: config.http_protocol_class(config, ServerState(), {}, loop), far
+        )
+        near.send(b"GET /1 HTTP/1.1\r\nhost: x\r\n\r\n")
+        await asyncio.sleep(0.02)
+        near.close()
+        await asyncio.sleep(0.02)
+
+    clock.run(run())
+    assert came == [0.0]
+    without_socket = SimpleNamespace(get_extra_info=lambda name: None)
+    assert heads.waited_s(without_socket) == 0.0
 
 
 class Listener:

@@ -18,7 +18,7 @@ from ray_slo.serve.messages import BatchReport, Grant, Heartbeat, Refusal, Submi
 from ray_slo.serve.scheduler import channel
 from ray_slo.serve.scheduler.actor import _SILENT_TICKS, _UNREAD_TICKS, SchedulerActor
 from tests.serve import clock
-from tests.serve.fakes import Fifo
+from tests.serve.fakes import Fifo, beat
 from tests.serve.loops import in_loop, settle
 
 FOREVER_S = 1e6
@@ -31,6 +31,7 @@ SPEC = parse_spec(
         "scheduler": "actor",
     }
 )
+NEWER = SPEC.stamped("newer").model_copy(update={"version": SPEC.version + 1})
 
 
 @contextlib.asynccontextmanager
@@ -203,6 +204,30 @@ async def test_what_is_granted_in_the_moment_of_leaving_holds_no_worker():
         assert actor._scheduler._outbox  # granted, and not yet in the mailbox
         await actor.goodbye("client")
         assert (await actor.status())["in_flight"] == 0
+
+
+@in_loop
+async def test_a_newer_release_may_come_before_anybody_else():
+    async with running(workers=()) as actor:
+        await actor.configure(NEWER)
+        (client,) = await acquainted(actor, "client")
+        await actor.heartbeat(beat())
+        await client.submit(1)
+        assert [grant.request_ids for grant in await client.poll()] == [(1,)]
+
+
+@in_loop
+async def test_the_scheduler_of_an_older_release_grants_nothing_more():
+    async with running() as actor:
+        (client,) = await acquainted(actor, "client")
+        before = client.epoch
+        await actor.events("client", before, [Submit(1, "m", FOREVER_S)])
+        await actor.configure(NEWER)
+        assert await client.poll() == []
+        assert client.epoch != before
+        await actor.heartbeat(beat())
+        await client.submit(1)
+        assert [grant.request_ids for grant in await client.poll()] == [(1,)]
 
 
 # -- frontends' own channels, stopped and let go at random ----------------------------------

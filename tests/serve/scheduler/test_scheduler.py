@@ -21,6 +21,7 @@ from ray_slo.serve.messages import (
     Submit,
     Unreachable,
     Withdrawn,
+    WorkerMemory,
 )
 from ray_slo.serve.scheduler import scheduler as scheduler_module
 from ray_slo.serve.scheduler.watch import Watch
@@ -84,6 +85,20 @@ async def test_report_frees_the_worker_and_teaches_the_profile():
         assert seen["workers"]["w0"]["batches_in_flight"] == 1
         assert seen["counts"]["granted"] == 5
         assert seen["counts"]["batches"] == 2
+
+
+@in_loop
+async def test_the_status_says_what_runs_for_how_long_and_how_long_it_should_take():
+    async with running() as (scheduler, _):
+        scheduler.heartbeat(beat())
+        scheduler.heartbeat(beat("w1"))
+        scheduler.hear("a", submits(1, 2))
+        await asyncio.sleep(0.03)
+        busy, idle = (scheduler.status()["workers"][w]["running"] for w in ("w0", "w1"))
+        (batch,) = busy
+        assert (batch["variant"], batch["batch_size"], idle) == ("m", 2, [])
+        assert batch["for_ms"] == pytest.approx(30)
+        assert batch["expected_ms"] == pytest.approx(100)
 
 
 @in_loop
@@ -449,6 +464,20 @@ async def test_small_changes_are_no_news_to_the_policy():
         scheduler.report(report(grant, measured=[(1, 0.022)] * 9))
         await asyncio.sleep(0.4)
         assert policy.cluster is not told
+
+
+@in_loop
+async def test_what_only_people_look_at_is_no_news_to_the_policy():
+    async with running(Fifo) as (scheduler, _):
+        scheduler.heartbeat(beat())
+        await settle()
+        policy = scheduler._host.policy
+        told = policy.cluster
+        memory = WorkerMemory("gpu", 900.0, {"m": (100.0, 20.0, 4)})
+        scheduler.heartbeat(dataclasses.replace(beat(), memory=memory))
+        await asyncio.sleep(0.4)
+        assert policy.cluster is told
+        assert scheduler.status()["workers"]["w0"]["memory"] == memory.to_json()
 
 
 class Wants(Fifo):
