@@ -131,6 +131,95 @@ MAY_LIVE: dict[str, str] = {
         "ray_slo/planning/spot.py, _with_interruptions: columns = [_present(int(m), flo"
         "at(a)) for m, a in zip(spot[i], there, strict=⟦True⟧)] → (False)"
     ): "`strict` guards against an error that the code does not have.",
+    (
+        "ray_slo/simulation/arrivals.py, edges: while ends.shape[1] == 0 or ends[:, -⟦1⟧].min(initi"
+        "al=math.inf) < duration_s: → (2)"
+    ): "It only draws more states than are needed.",
+    (
+        "ray_slo/simulation/rehearsal.py, rehearse: for look in (*(look for look in _LOOKS if ⟦look"
+        " < last⟧), last): → (look <= last)"
+    ): "The last look twice; nothing changes in between.",
+    (
+        "ray_slo/simulation/sizing/search.py, _cheapest: guess = int(np.searchsorted(⟦bounds[order]"
+        " * _ATTAINED⟧, question.workload.rate)) + 1 → (bounds[order] / _ATTAINED)"
+    ): "It is only where the search begins.",
+    (
+        "ray_slo/simulation/sizing/search.py, _fluid_limit: cluster = _cluster(question, {kind: ⟦1⟧"
+        "}) → (2)"
+    ): "The requests do not depend on the number of workers.",
+    (
+        "ray_slo/serve/batch/batcher.py, _worth_a_try: if self._running or call.tried or ⟦left_s <="
+        " 0⟧: → (left_s < 0)"
+    ): "A remaining time of exactly 0.",
+    (
+        "ray_slo/policies/auto_traffic.py, due: if ⟦now - max(since, self._bunches[0][0]) < least_s"
+        "⟧: → (now - max(since, self._bunches[0][0]) <= least_s)"
+    ): "A tie of two times.",
+    (
+        "ray_slo/policies/batching.py, __init__: self._taken = ⟦False⟧ # workers will be free later"
+        " than predicted before → (True)"
+    ): "It is looked at once more, before the first batch.",
+    (
+        "ray_slo/policies/flex.py, __init__: self._preempt_delay_s = ⟦0.0⟧ → (1.0)"
+    ): "`cluster_changed` sets it before it is read.",
+    (
+        "ray_slo/policies/price_load.py, __init__: self.level = -(2**⟦31⟧) → (32)"
+    ): "No load has either level.",
+    (
+        "ray_slo/serve/frontend/service.py, module: _JOINING_S = ⟦0.1⟧ # additional time for a whol"
+        "e pipeline, beyond its tasks → (1.1)"
+    ): "A time limit that is a second longer.",
+    (
+        "ray_slo/policies/shared/choice.py, ModelLanes: planned: bool = ⟦False⟧ → (True)"
+    ): "`_follow` sets it before it is read.",
+    (
+        "ray_slo/policies/shared/choice.py, bounded: most = max(profile.max_batch_within(m.slo_s), "
+        "⟦1⟧) → (2)"
+    ): "If not even one request is in time, the loop after it leaves a size of 1.",
+    (
+        "ray_slo/serve/proxy/door.py, module: _PLACES_KEPT = ⟦1024⟧ # largest number of known place"
+        "s → (1025)"
+    ): "A limit of 1025 instead of 1024.",
+    (
+        "ray_slo/planning/auto/build.py, _room: if most_busy(workers, there, target) >= needed * (⟦"
+        "1 - EPS⟧): → (1 + EPS)"
+    ): "A tie of two floats.",
+    (
+        "ray_slo/serve/watch/log_writer.py, _breathe: if ⟦not self._closing.is_set()⟧: → (self._clo"
+        "sing.is_set())"
+    ): "It only says how soon the event loop gets its turn.",
+    (
+        "ray_slo/planning/best_effort.py, plan: if ⟦hurried_plan.shed_share < _NOTHING⟧: → (hurried"
+        "_plan.shed_share <= _NOTHING)"
+    ): "A tie of two floats.",
+    (
+        "ray_slo/serve/worker/batches.py, check_hung: if ran_s > max(_HUNG_S, ⟦20⟧ * expected_s if "
+        "math.isfinite(expected_s) else 0.0): → (21)"
+    ): "A time limit of 21 instead of 20 times the expected one.",
+    (
+        "ray_slo/planning/brains/kairos.py, solve: if ⟦len(counts) > _MOST_CONFIGURATIONS⟧: → (len("
+        "counts) >= _MOST_CONFIGURATIONS)"
+    ): "A limit that is lower by 1.",
+    (
+        "ray_slo/planning/brains/kairos.py, solve: bounds = kairos.fluid_bounds(problem, counts) if"
+        " len(counts) else np.zeros(⟦0⟧) → (1)"
+    ): "A bound of 0 ends in the best effort, like none.",
+    (
+        'ray_slo/core/arguments.py, check: if hasattr(value, "dtype") and getattr(value, "ndim", '
+        "⟦1⟧) == 0: → (2)"
+    ): "Neither default is 0.",
+    (
+        "ray_slo/core/load.py, _fit: if self._length_s < wanted or self._length_s > ⟦4⟧ * wanted: →"
+        " (5)"
+    ): "Windows are shortened a little later.",
+    (
+        "ray_slo/core/profiles.py, from_points: if np.any(⟦np.diff(values) < 0⟧): → (np.diff(values"
+        ") <= 0)"
+    ): "The repair leaves equal values as they are.",
+    (
+        "ray_slo/planning/herd/search.py, tolerances: return np.asarray(values[⟦values <= self.limi"
+        "t / loads.max() * (1 + EPS)⟧]) → (values < self.limit / loads.max() * (1 + EPS))"
+    ): "A tie of two floats.",
 }
 """Survivors that may live: by a mutant's text, the reason."""
 QUICK = ("ray_slo/core", 5)

@@ -178,11 +178,18 @@ def test_sets_are_of_one_problem(tables):
         solve_set(other, [70.0], existing=tables)
 
 
+def test_a_range_may_be_below_one_request_per_second():
+    assert [table.rate for table in solve_set(PROBLEM, low=0.2, high=0.5, step_accuracy=50)] == [
+        *(0.2, 0.5)
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"low": 5.0}, "low and high must be rates with 0 < low < high, got 5.0 and None"),
         ({"low": 5.0, "high": 4.0}, "got 5.0 and 4.0"),
+        ({"low": 0.0, "high": 4.0}, "got 0.0 and 4.0"),
         ({"rates": [5.0], "step_accuracy": 0}, "step_accuracy must be positive, got 0"),
     ],
 )
