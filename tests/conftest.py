@@ -1,5 +1,5 @@
-"""For all tests: hypothesis examples have no time limit, and environment variables that choose
-weights are not set."""
+"""For all tests: hypothesis examples are the same in every run and have no time limit, and
+environment variables that choose weights are not set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
-    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "any machine",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("any machine")
 
