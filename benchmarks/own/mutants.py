@@ -231,7 +231,8 @@ MAY_LIVE: dict[str, str] = {
         ".most[kind]) if work else ⟦0.0⟧ → (1.0)"
     ): "A worker for a variant that no request uses; no plan gains by it.",
     (
-        "ray_slo/planning/tiers.py, __init__: edges = np.union1d(steps, np.append(reach, ⟦0⟧)) → (1)"
+        "ray_slo/planning/tiers.py, __init__: edges = np.union1d(steps, np.append(reach, ⟦0⟧)) → "
+        "(1)"
     ): "`steps` begins with 0; another size class does not change the plan.",
 }
 """Survivors that may live: by a mutant's text, the reason."""
