@@ -27,7 +27,7 @@ ASKED = [
         "caught",
         "≥",
         85,
-        "after tests for what survived of the same sample; of a fresh one, fewer are caught",
+        "after tests for what survived of the same sample; it says less about other samples",
     ),
 ]
 ROOMS = {

@@ -3,7 +3,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_slo.core import demand
@@ -183,7 +183,6 @@ def test_a_variant_that_makes_nothing():
     assert factors.of("d") == {"car": 0.0}
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 500), st.integers(0, 3000)), max_size=20),
     st.floats(0, 20),

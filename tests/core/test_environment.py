@@ -56,7 +56,7 @@ def test_what_is_not_valid_is_refused(variable, texts):
 
 
 @given(st.sampled_from(environment.CHECKED), st.text(max_size=40))
-@settings(max_examples=200, derandomize=True, deadline=None, database=None)
+@settings(max_examples=200)
 def test_any_text(variable, text):
     try:
         variable.read({variable.name: text})

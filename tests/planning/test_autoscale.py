@@ -1,7 +1,7 @@
 import doctest
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_slo.planning import Infeasible, autoscale
@@ -16,7 +16,6 @@ def advise(workers, bad_rate=0.0, idle_fraction=0.0, state=State(), **limits):
 
 
 @given(st.integers(1, 400), st.floats(1.02, 2.5))
-@settings(deadline=None, derandomize=True)
 def test_a_flat_top_is_scaled_to_its_load_in_one_step(workers, overload):
     """Load of N·overload workers at goodput N: r = 1 − 1/overload (§3.5)."""
     plan = advise(workers, bad_rate=1 - 1 / overload)
@@ -26,7 +25,6 @@ def test_a_flat_top_is_scaled_to_its_load_in_one_step(workers, overload):
 
 
 @given(st.integers(1, 400), st.floats(0.0, 0.999))
-@settings(deadline=None, derandomize=True)
 def test_what_is_busy_stays(workers, idle):
     plan = advise(workers, idle_fraction=idle, idle_above=0.0)
     assert isinstance(plan, Plan)
@@ -99,7 +97,6 @@ def test_the_range_holds_and_too_much_load_is_infeasible():
     st.integers(1, 3),
     st.integers(1, 3),
 )
-@settings(deadline=None, derandomize=True)
 def test_never_leaves_the_range_and_never_moves_without_a_signal(periods, up, down):
     workers, state = 5, State()
     for bad, idle in periods:

@@ -94,7 +94,7 @@ small = st.integers(1, 4).flatmap(
 
 
 @given(small)
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 def test_agrees_with_brute_force(args):
     p = problem(**args, backend="highs")
     best, plan = brute_force(p), herd.plan(p)
@@ -111,7 +111,7 @@ def test_agrees_with_brute_force(args):
 
 
 @given(small)
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 def test_the_search_alone_stays_within_its_own_bound(args):
     p = problem(**args, exact_cells=0)
     best, plan = brute_force(p), herd.plan(p)
@@ -271,7 +271,7 @@ def test_no_load_at_all():
 
 
 @given(st.integers(0, 2**32 - 1))
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20)
 def test_aggregation_is_the_sum_over_streams(seed):
     rng = np.random.default_rng(seed)
     model, rate = rng.integers(0, 4, 50), rng.exponential(1.0, 50)
@@ -286,7 +286,7 @@ def test_aggregation_is_the_sum_over_streams(seed):
     st.lists(st.tuples(st.floats(0.1, 40), st.floats(0, 80)), min_size=1, max_size=12),
     st.floats(1, 50),
 )
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 def test_affinity_sets_keep_every_pair_within_k(pairs, k):
     alpha, beta = zip(*pairs, strict=True)
     matrix, sets = herd.affinity(alpha, beta), herd.affinity_sets(alpha, beta, k)

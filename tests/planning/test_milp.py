@@ -115,7 +115,7 @@ def test_beyond_the_pip_licence_auto_is_highs_and_gurobi_says_so():
 
 @needs_gurobi
 @given(data=st.data(), n=st.integers(1, 8))
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20)
 def test_both_solvers_have_the_same_optimum(data, n):
     numbers = st.lists(st.integers(1, 20), min_size=n, max_size=n)
     m, _ = knapsack(data.draw(numbers), data.draw(numbers), data.draw(st.integers(0, 60)))

@@ -31,7 +31,7 @@ wanted = st.lists(
 loaded = st.lists(st.sampled_from((None, *VARIANTS)), min_size=1, max_size=5)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(wanted, loaded)
 def test_fewest_swaps_of_all_placements(wanted, loaded):
     workers = {f"w{i}": variant for i, variant in enumerate(loaded)}

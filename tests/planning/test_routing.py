@@ -63,7 +63,7 @@ def cases(draw):
 
 
 @given(cases())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_as_algorithm_1(case):
     workers, demand = case
     made = most_accurate_first(TREE, workers, demand)

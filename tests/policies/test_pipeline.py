@@ -561,7 +561,7 @@ def test_a_cluster_with_another_task() -> None:
 # -- properties ------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(
     drop=st.sampled_from(RULES),
     queues=st.sampled_from(["variant", "worker"]),

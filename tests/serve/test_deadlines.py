@@ -79,7 +79,7 @@ def test_header_twice():
 
 
 @given(st.lists(st.tuples(st.sampled_from([OWN, PROXIED, TIMEOUT]), st.text(max_size=12))))
-@settings(max_examples=100, derandomize=True, deadline=None, database=None)
+@settings(max_examples=100)
 def test_any_headers(pairs):
     try:
         latency_ms = latency_ms_of(pairs)

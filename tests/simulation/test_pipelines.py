@@ -587,7 +587,7 @@ plans = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     plans=plans,
     times=st.lists(st.floats(0, 30), min_size=1, max_size=12),

@@ -351,7 +351,7 @@ class Deaf:
 
 
 @pytest.mark.parametrize(("name", "arguments"), CASES, ids=id_of)
-@settings(max_examples=4, deadline=None, derandomize=True)
+@settings(max_examples=4)
 @given(
     kinds=st.lists(worker_kind, max_size=3),
     operations=st.lists(operation, min_size=10, max_size=40),

@@ -127,7 +127,7 @@ PEERS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "kwargs"), PEERS, ids=str)
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(
     kinds=st.lists(worker_kind, max_size=3),
     control_s=st.sampled_from([0.0, 0.004]),

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_slo.core.profiles import LatencyProfile
@@ -162,7 +162,7 @@ def problems(draw):
 
 
 @given(problems())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 def test_every_plan_can_be_carried_out(problem):
     least = sum(kind.price_per_hour * kind.min_workers for kind in problem.kinds)
     made = auto.plan(problem)

@@ -269,7 +269,7 @@ class TestBatches:
         assert clock.run(main()) == list(range(9))
         assert running["most"] == 3
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=25)
     @given(
         plan=st.lists(
             st.tuples(st.integers(0, 3), st.booleans(), st.booleans()), min_size=1, max_size=40

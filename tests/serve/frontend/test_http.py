@@ -79,7 +79,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-@settings(max_examples=200, derandomize=True, deadline=None, database=None)
+@settings(max_examples=200)
 def test_json_is_what_python_says(value):
     assert json_of(json.dumps(value).encode(), MANY) == value
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ray_slo.errors import RefusedEarly
 from ray_slo.serve.proxy.gate import Door, Gate, Known
 
-PURE = settings(derandomize=True, database=None, deadline=None, max_examples=300)
+PURE = settings(max_examples=300)
 
 
 class Told:

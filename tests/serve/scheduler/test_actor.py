@@ -9,7 +9,7 @@ import time
 from collections import Counter
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_slo.core import BatchStatus, LatencyProfile
@@ -292,7 +292,7 @@ OPERATIONS = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(st.lists(OPERATIONS, max_size=60))
 def test_nothing_is_lost_or_run_twice_by_clients_that_stop_and_go_on(operations):
     clock.run(stop_and_go(operations))

@@ -102,7 +102,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "kwargs"), CASES, ids=[name for name, _ in CASES])
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=10)
 @given(
     kinds=st.lists(worker_kind, min_size=2, max_size=5),
     operations=st.lists(operation, min_size=10, max_size=50),

@@ -88,7 +88,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(EVENTS, st.floats(110.0, 130.0))
 def test_several_frontends_know_what_one_would(events, now):
     all_in_one, apart = Lately(), [Lately() for _ in range(3)]
