@@ -241,8 +241,11 @@ def _serve(
     shown.step("start", "starting Ray on this machine")
     with local_serve() as url, Client() as client:
         bench = _Bench(shown, watch, client, url, payloads)
+        began_s = time.monotonic()
         calibration = bench.calibrate(settings, options)
         found = Found(calibration, family, about, story)
+        if options.rate is None:
+            found.uses["calibration"] = watch.use(began_s, time.monotonic())
         workload = stream.record(
             story,
             calibration.held,

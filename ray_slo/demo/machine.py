@@ -46,12 +46,13 @@ class Use:
     Attributes:
         others: share that processes of others took. None if the system does not report it.
         stolen: share that the machine's host took. None if the system does not report it.
-        late_s: 99th percentile of the time by which the client sent its requests too late.
+        late_s: 99th percentile of the time by which the client sent its requests too late. None
+            if it was not measured.
     """
 
     others: float | None
     stolen: float | None
-    late_s: float
+    late_s: float | None = None
 
     def complaints(self) -> list[str]:
         """The disturbances of the machine, in words. Empty if there were none."""
@@ -60,7 +61,7 @@ class Use:
             found.append(f"other programs took {100 * self.others:.0f} % of the CPU time")
         if self.stolen is not None and self.stolen > STOLEN:
             found.append(f"the machine's host took {100 * self.stolen:.0f} % of the CPU time")
-        if self.late_s > LATE_GENERATOR_S:
+        if self.late_s is not None and self.late_s > LATE_GENERATOR_S:
             found.append(f"the client sent up to {1e3 * self.late_s:.0f} ms late (p99)")
         return found
 
@@ -105,7 +106,7 @@ class Watch:
         self._thread.join()
         os.environ.pop(MARK, None)
 
-    def use(self, from_s: float, to_s: float, late_s: float = 0.0) -> Use:
+    def use(self, from_s: float, to_s: float, late_s: float | None = None) -> Use:
         """Return the use of the machine by others between two times on the monotonic clock."""
         inside = [r for r in self._readings if from_s <= r.at_s <= to_s]
         others, stolen = used(inside, os.cpu_count() or 1)

@@ -261,7 +261,7 @@ def _uses(uses: Mapping[str, Use]) -> Table:
                 name,
                 percent(use.others),
                 percent(use.stolen),
-                number(1e3 * use.late_s),
+                number(None if use.late_s is None else 1e3 * use.late_s),
                 "yes" if use.complaints() else "no",
             )
             for name, use in uses.items()
