@@ -21,8 +21,18 @@ _CONTROLLER_S = 10.0  # after this time, an actor continues without Serve's cont
 
 
 def is_enabled() -> bool:
-    """Whether Serve's tracing is set up in this process."""
+    """Whether Serve's tracing is on in this process."""
     return bool(tracing_utils.is_tracing_enabled())
+
+
+def is_set_up() -> bool:
+    """Whether this process exports spans. Before Ray 2.59, tracing is on in every process whose
+    environment says so, also in those that Serve does not set up."""
+    if not is_enabled():
+        return False
+    from opentelemetry import trace
+
+    return hasattr(trace.get_tracer_provider(), "add_span_processor")
 
 
 @contextmanager

@@ -140,7 +140,7 @@ class Decisions:
 
     def _export(self) -> None:
         made, self._made = self._made, deque(maxlen=_KEPT)
-        if not serve_tracing.is_enabled():
+        if not serve_tracing.is_set_up():
             return
         from opentelemetry import trace
 
@@ -152,7 +152,7 @@ class Decisions:
 
     async def _set_up(self) -> None:
         """Set up tracing as Serve does in a replica; in this actor Serve does not."""
-        if not serve_tracing.is_enabled():
+        if not serve_tracing.is_set_up():
             loop = asyncio.get_running_loop()
             try:  # it imports the exporter, and opens files
                 await loop.run_in_executor(None, serve_tracing.set_up, self._name)

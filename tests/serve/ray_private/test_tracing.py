@@ -4,6 +4,8 @@ import inspect
 from unittest.mock import Mock
 
 import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
 from ray.serve._private import tracing_utils
 from ray.serve._private.controller import ServeController
 
@@ -27,6 +29,15 @@ def test_ray_changed_here():
     assert list(parameters)[:2] == ["component_name", "component_id"]
     # Older releases have the environment alone; `versions` says so, and looks at the newest.
     assert hasattr(ServeController, "get_tracing_config") == tracing.IS_CONFIGURED
+
+
+def test_tracing_that_is_on_is_not_yet_set_up(monkeypatch):
+    """Before Ray 2.59, Serve says so in an actor that it does not set up."""
+    assert tracing.is_set_up() is False
+    monkeypatch.setattr(tracing_utils, "is_tracing_enabled", lambda: True)
+    assert tracing.is_set_up() is False
+    monkeypatch.setattr(trace, "get_tracer_provider", TracerProvider)
+    assert tracing.is_set_up() is True
 
 
 @pytest.mark.parametrize("is_configured", [False, True])

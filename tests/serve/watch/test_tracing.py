@@ -34,9 +34,9 @@ class Traces:
 
     def __init__(self):
         self.exporter = InMemorySpanExporter()
-        provider = TracerProvider(sampler=ParentBasedTraceIdRatio(1.0))
-        provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-        self.tracer = provider.get_tracer("test")
+        self.provider = TracerProvider(sampler=ParentBasedTraceIdRatio(1.0))
+        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.tracer = self.provider.get_tracer("test")
 
     @contextlib.contextmanager
     def call(self, name="call"):
@@ -59,6 +59,7 @@ def traces(monkeypatch):
     """Serve's tracing is on, with a ratio of 1."""
     found = Traces()
     monkeypatch.setattr(tracing_utils, "is_tracing_enabled", lambda: True)
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: found.provider)
     monkeypatch.setattr(spans, "tracer", lambda: found.tracer)
     return found
 
