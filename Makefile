@@ -2,6 +2,8 @@
 PYTHON ?= python3
 # Another release of Ray, such as 2.56, in an environment of its own: `make test RAY=2.56`.
 RAY ?=
+# Serve's @serve.ingress does not know the routes of a newer FastAPI before Ray 2.57.
+RAY_PINS := $(if $(RAY),'ray[serve]==$(RAY).*') $(if $(filter 2.56%,$(RAY)),'fastapi<0.137')
 VENV := $(if $(RAY),.venv-ray-$(RAY),.venv)
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -33,7 +35,7 @@ $(STAMP): pyproject.toml
 	$(CHECK_PYTHON)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[digits,ocr,gurobi,docs,dev]' $(if $(RAY),'ray[serve]==$(RAY).*')
+	$(BIN)/python -m pip install --quiet --editable '.[digits,ocr,gurobi,docs,dev]' $(RAY_PINS)
 	touch $@
 
 $(TORCH_STAMP): pyproject.toml

@@ -9,6 +9,7 @@ import requests
 from benchmarks.live import attack as attacks
 from benchmarks.live.attack import at_once, calls_at_once, infer, ordered, post
 from ray_slo.serve import build_app
+from ray_slo.serve.proxy import modes
 from tests.live.waiting import eventually, status_of
 
 pytestmark = pytest.mark.live
@@ -134,6 +135,7 @@ def test_what_ends_a_worker_does_not_end_the_last_one(ports, attacked):
     assert status_of(attacked)["workers"]  # the other one answers
 
 
+@pytest.mark.skipif(not modes.is_possible(), reason="there is no fast mode here")
 def test_the_program_itself_with_haproxy_in_place_of_the_proxies():
     """Runs in its own process, on its own Ray. `test_fast_mode` has bursts."""
     rows = attacks.run(True, 1, mode="haproxy", attacks=["panic"])

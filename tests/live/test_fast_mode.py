@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 
 
 @pytest.mark.skipif(modes.has_haproxy_of_ours(), reason="this is that process")
-@pytest.mark.skipif(not modes.is_possible(), reason="there is no HAProxy here")
+@pytest.mark.skipif(not modes.is_possible(), reason="there is no fast mode here")
 def test_the_core_of_these_tests_holds_in_the_fast_mode():
     tests = [str(Path(__file__).with_name(test)) for test in CORE]
     done = subprocess.run(

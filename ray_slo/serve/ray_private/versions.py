@@ -12,8 +12,10 @@ import re
 
 import ray
 from ray._private.authentication import authentication_token_setup
+from ray.serve._private import http_util
 from ray.serve._private.proxy_request_response import ResponseStatus
 
+from ray_slo.serve.proxy import modes
 from ray_slo.serve.ray_private import tracing
 
 logger = logging.getLogger(__name__)
@@ -24,9 +26,13 @@ OLDEST, NEWEST = (2, 56), (2, 60)  # range of the tested releases; as in pyproje
 def lacks() -> list[str]:
     """Return the features that do not work with this Ray, and the release that has them."""
     found = []
+    if not modes.is_known_to_ray():
+        found.append("there is no fast mode (Ray 2.57 has it)")
+    if not hasattr(http_util, "_walk_fastapi_routes"):
+        found.append("`@serve.ingress` needs FastAPI below 0.137 (Ray 2.57 takes newer ones)")
     if not hasattr(ResponseStatus, "headers"):
         found.append(
-            "refusals of `@ray_slo.batch` in a plain deployment have no Retry-After (Ray 2.58 has)"
+            "refusals that a plain deployment passes on have no Retry-After (Ray 2.58 has)"
         )
     if not tracing.IS_CONFIGURED:
         found.append(
@@ -35,7 +41,7 @@ def lacks() -> list[str]:
         )
     if not hasattr(authentication_token_setup, "enable_token_auth_by_default"):
         found.append(
-            "Ray asks for a token only where RAY_AUTH_MODE=token is in its environment (Ray 2.60 "
+            "Ray asks for a token only where RAY_AUTH_MODE=token is in its environment (Ray 2.59 "
             "does by default)"
         )
     return found

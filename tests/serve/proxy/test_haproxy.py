@@ -3,6 +3,7 @@
 import http.client
 import json
 import re
+import resource
 import socket
 import socketserver
 import subprocess
@@ -77,9 +78,11 @@ def running(
     grpc: bool = False,
     grpc_server: int = 0,
     head_s: float = haproxy.HEAD_S,
+    files: int | None = None,
 ) -> Iterator[tuple[int, int, int]]:
     """HAProxy before frontends, started as Serve starts it: (its port, of statistics, of
-    metrics). `grpc_server`: the port that calls over gRPC go to; default: nothing listens there."""
+    metrics). `grpc_server`: the port that calls over gRPC go to; default: nothing listens there.
+    `files`: its limit of open files."""
     *ports, grpc_port, nobody = modes.free_ports(5)
     config = serve_haproxy.HAProxyConfig(
         socket_path=str(folder / "admin.sock"),
@@ -113,9 +116,11 @@ def running(
         )
     api = serve_haproxy.HAProxyApi(config, backends, str(folder / "haproxy.cfg"))
     api._generate_config_file_internal()
-    program = f"import {haproxy.__name__} as h; h.HEAD_S = {head_s}; h.main()"
+    program = f"import {haproxy.__name__} as h; h.HEAD_S = {head_s}; "
+    if files is not None:
+        program += f"h.resource.setrlimit(h.resource.RLIMIT_NOFILE, ({files}, {files})); "
     process = subprocess.Popen(
-        [sys.executable, "-c", program, "-db", "-f", str(folder / "haproxy.cfg")],
+        [sys.executable, "-c", f"{program}h.main()", "-db", "-f", str(folder / "haproxy.cfg")],
         stderr=subprocess.PIPE,
     )
     try:
@@ -176,6 +181,21 @@ def test_the_bounds_are_those_of_the_door():
     assert haproxy_rules._FEW == gate._FEW
     assert haproxy_rules._SLACK == gate.SLACK
     assert f"/{SERVICE}/" == haproxy_rules.GRPC_PATH
+
+
+@pytest.mark.parametrize(("files", "connections"), [(1000, 360), (1100, 400), (101, 1)])
+def test_its_connections_fit_the_limit_of_open_files(monkeypatch, files, connections):
+    monkeypatch.setattr(haproxy.resource, "getrlimit", lambda of: (64, files))
+    assert haproxy._most_connections() == connections
+    monkeypatch.setattr(haproxy.resource, "getrlimit", lambda of: (64, resource.RLIM_INFINITY))
+    assert haproxy._most_connections() > 1e6
+
+
+def test_it_starts_where_few_files_may_be_open(tmp_path):
+    with running(tmp_path, Frontend(), files=1000) as (port, *_):
+        assert ask(port)[0] == 200
+    config = (tmp_path / "haproxy.cfg.ray-slo-haproxy").read_text()
+    assert re.findall(r"^ +maxconn (\d+)$", config, re.MULTILINE) == ["360"]
 
 
 @pytest.mark.parametrize("grpc", [False, True])

