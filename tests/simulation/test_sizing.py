@@ -4,13 +4,14 @@ import itertools
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
 from ray_slo.core.documents import read_yaml
 from ray_slo.planning.catalogue import CATALOGUE
 from ray_slo.simulation.sizing import Figures, PlanSpec, size, what_if
-from ray_slo.simulation.sizing.search import Search, predicted
+from ray_slo.simulation.sizing.search import Search, _bounds, predicted
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -189,6 +190,28 @@ def test_a_budget_buys_what_carries_most():
     *_, cheapest, most = size(what_if(ask, "budget=2x"))
     assert not cheapest.why.startswith("above")
     assert most.carries > 150
+
+
+def test_no_pool_serves_more_than_its_bound():
+    ask = question(**{**POOL, "policies": ["deferred"]})
+    rows = np.array([[1, 0], [1, 3], [2, 1], [0, 4]])
+    for policy in (("deferred", {}), ("kairos", {"batch": True}), ("kairos", {})):
+        bounds = _bounds(ask, policy, rows, 9.0)
+        assert bounds[-1] == 0  # the largest requests are too large for t3.xlarge
+        for row, bound in zip(rows[:-1], bounds, strict=False):
+            counts = {"g4dn.xlarge": int(row[0]), "t3.xlarge": int(row[1])}
+            above = replace(ask, workload=ask.workload.at_rate(1.15 * bound))
+            assert bad(above, policy, {k: n for k, n in counts.items() if n}) > 0.01
+
+
+def test_a_policy_that_makes_batches_needs_fewer_workers_in_a_pool():
+    pool = {**POOL["pool"], "budget_per_hour": 1}
+    ask = question(**{**POOL, "pool": pool, "policies": ["kairos", "deferred"]})
+    *_, alone_cheapest, alone_most, _, _, cheapest, most = size(ask)
+    assert most.cost_per_hour <= 1
+    assert cheapest.cost_per_hour <= alone_cheapest.cost_per_hour
+    assert most.carries > alone_most.carries
+    assert "highest upper bound" in most.why
 
 
 def test_a_pool_of_requests_without_sizes():

@@ -9,10 +9,11 @@ worst over the seeds.
 
 * *Workers*: the number of workers of one kind, for each policy and kind.
 * *Pools*: a mix of instance types that is cheaper than the cheapest answer with one type. Each mix
-  has an upper bound on its throughput: `kairos.fluid_bounds`, or that of full batches if requests
-  have no sizes. A mix is a candidate only if its bound is higher than that of every cheaper one.
-  The candidates are ordered by cost, and bisection finds the first that passes. With a budget,
-  there is a second answer: the pool with the highest throughput within the budget.
+  has an upper bound on its throughput: that of full batches, or `kairos.fluid_bounds` if requests
+  have sizes and the policy serves each alone. A mix is a candidate only if its bound is higher than
+  that of every cheaper one. The candidates are ordered by cost, and bisection finds the first that
+  passes. With a budget, there is a second answer: the pool with the highest throughput within the
+  budget.
 * *Pipelines*: the number of workers for `loki.plan`, with all variants and with only the most
   accurate ones.
 
@@ -178,7 +179,7 @@ def _cheapest(question: Question, policy: Named, alone: Answer, most: float) -> 
         why = f"{alone.name}: more than {_CONFIGURATIONS:,} mixed pools cost at most {most:.4g}"
         return replace(alone, why=f"{why}; size a part of the load to compare them")
     counts = counts[counts.sum(axis=1) > 0]
-    cost, bounds = counts @ prices, _bounds(question, counts, most)
+    cost, bounds = counts @ prices, _bounds(question, policy, counts, most)
     may = (bounds >= (1 - question.bad_rate) * question.workload.rate) & (cost < most - 1e-9)
     counts, cost, bounds = counts[may], cost[may], bounds[may]
     order = np.lexsort((-bounds, cost))
@@ -224,7 +225,7 @@ def _for_budget(question: Question, policy: Named, budget: float) -> Answer:
         return found.rate
 
     counts: dict[str, int]
-    if question.workload.sizes is not None:
+    if _is_alone(question, policy):
         # As the planner `kairos_plus` does.
         best = kairos.search(
             _problem(question, budget), carries, margin=0.01, max_evaluations=_EVALUATIONS
@@ -236,7 +237,7 @@ def _for_budget(question: Question, policy: Named, budget: float) -> Answer:
     else:
         prices = np.array([t.price_per_hour for t in question.types])
         rows = kairos.configurations(prices, budget)
-        bounds = _bounds(question, rows, budget)
+        bounds = _bounds(question, policy, rows, budget)
         if bounds.max() <= 0:
             return Answer(name, None, None, "nothing within the budget meets the SLO")
         row = rows[int(np.lexsort((rows @ prices, -bounds))[0])]
@@ -263,21 +264,36 @@ def _problem(question: Question, budget: float) -> kairos.Problem:
     return kairos.Problem(question.types, profiles, model.latency_slo_s, _sizes(question), budget)
 
 
-def _bounds(question: Question, counts: kairos.Ints, budget: float) -> kairos.Floats:
+def _is_alone(question: Question, policy: Named) -> bool:
+    """Return whether the policy makes no batches of several requests, as in the Kairos paper."""
+    name, kwargs = policy
+    return question.workload.sizes is not None and name == "kairos" and not kwargs.get("batch")
+
+
+def _bounds(question: Question, policy: Named, counts: kairos.Ints, budget: float) -> kairos.Floats:
     """Return an upper bound on the requests per second that each configuration can serve, shape
-    (configurations,)."""
-    if question.workload.sizes is not None:
+    (configurations,).
+
+    If requests share batches, it is the bound of full batches: items per second of all workers, by
+    the mean size of the requests that must be served. It is 0 where too many are too large.
+    """
+    if _is_alone(question, policy):
         return kairos.fluid_bounds(_problem(question, budget), counts)
     (model,) = question.models
-    each = []
+    sizes = np.sort(_sizes(question))
+    items_per_s, most = [], []
     for kind in question.types:
-        rates = [0.0]
-        for variant in model.variants:
-            if profile := variant.profiles.get(kind.name):
-                most = profile.max_batch_within(model.latency_slo_s)
-                rates += [profile.throughput(b) for b in range(1, most + 1)]
-        each.append(max(rates))
-    return np.asarray(counts @ np.array(each))
+        known = [v.profiles[kind.name] for v in model.variants if kind.name in v.profiles]
+        within = [profile.max_batch_within(model.latency_slo_s) for profile in known]
+        rates = [
+            p.throughput(b) for p, m in zip(known, within, strict=True) for b in range(1, m + 1)
+        ]
+        items_per_s.append(max(rates, default=0.0))
+        most.append(max(within, default=0))
+    served = sizes[: math.ceil((1 - question.bad_rate) * len(sizes))]
+    bounds = counts @ np.array(items_per_s) / served.mean()
+    largest = np.where(counts > 0, most, 0).max(axis=1, initial=0)
+    return np.asarray(np.where(largest >= served[-1], bounds, 0.0))
 
 
 def _cost(question: Question, counts: Mapping[str, int]) -> float | None:
