@@ -9,7 +9,8 @@ with Serve's throughput optimization (`optimized`). The first two systems share 
 has no settings of ray-slo. The others share a second cluster beside it.
 
 A cell is a mode, a model, a size of the bodies and a rate. The systems of a cell take turns, in a
-new random order every round. A figure is the median of three rounds.
+new random order every round. A figure is the median of five rounds, of 3 s each. Many short rounds
+are better than a few long ones where the speed of the machine changes from minute to minute.
 
 * *CPU*: CPU time of all server processes per request, in milliseconds, without what they take while
   idle. By process: *proxy* (with HAProxy and its manager), *frontend* (the replica that gets the
@@ -21,7 +22,7 @@ new random order every round. A figure is the median of three rounds.
   10 % were bad, a system gets only the highest one: the overload.
 * *in time*: requests per second that were answered within the SLO.
 
-*/ plain*: as a multiple of `@serve.batch`'s figure.
+*/ plain*: as a multiple of `@serve.batch`'s figure in the same round; the median of the rounds.
 
     python -m benchmarks live-overhead [--mode haproxy] [--model fast] [--systems plain,embedded]
 
@@ -43,9 +44,10 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +66,8 @@ from ray_slo.serve.proxy.modes import BINARY_ENV, BUFFER_ENV
 SOURCE = "ray-slo"
 BAD = 0.01  # share of bad requests that defines the largest rate
 OVER = 0.10  # after a larger share of bad requests, a system gets only the highest rate
-ROUNDS = 3
+ROUNDS = 5
+STREAM_S = 3.0  # length of one stream
 REPLICAS = 2
 WAITS = (0.25, 0.5, 1.0, 2.0)  # for `@serve.batch`, as multiples of the time of a batch of one
 CPU = {"num_cpus": 0.1}
@@ -363,40 +366,63 @@ class Run:
         return cls(said["bad_rate"], said["p50_ms"], said["p99_ms"], cpu_ms)
 
 
+FIGURES: dict[str, Callable[[Run], float | None]] = {
+    "CPU": attrgetter("total_ms"),
+    "p50": attrgetter("p50_ms"),
+    "p99": attrgetter("p99_ms"),
+}
+
+
+def idle(running: dict[str, Family], seconds: float = 1.0) -> dict[str, Counter[str]]:
+    """Return the CPU time that each system takes without requests, in seconds per second."""
+    found = {system: family.cpu_s(system) for system, family in running.items()}
+    time.sleep(seconds)
+    for system, before in found.items():
+        now = running[system].cpu_s(system)
+        found[system] = Counter({kind: (now[kind] - before[kind]) / seconds for kind in now})
+    return found
+
+
 def one_run(
-    system: str, family: Family, model: Model, size: int, rate: float, seconds: float, seed: int
+    system: str,
+    family: Family,
+    model: Model,
+    size: int,
+    rate: float,
+    seed: int,
+    at_rest: Counter[str] | None = None,
 ) -> Run:
-    """Send a stream, and return its figures; the CPU time of idle servers is subtracted."""
-    idle_s = min(1.0, seconds / 3)
-    at = [family.cpu_s(system)]
-    time.sleep(idle_s)
-    at.append(family.cpu_s(system))
-    began = time.monotonic()
+    """Send a stream, and return its figures.
+
+    Args:
+        at_rest: CPU seconds per second that the system takes without requests, by kind of
+            process. They are subtracted. Default: none.
+    """
+    before, began = family.cpu_s(system), time.monotonic()
     result = by_http(
         f"http://127.0.0.1:{family.port}/{system}",
         Payloads([bytes(size)]),
         rate,
-        duration_s=seconds,
-        warmup_s=seconds / 4,
+        duration_s=STREAM_S,
+        warmup_s=STREAM_S / 4,
         seed=seed,
         slo_s=model.slo_s,
         timeout_s=10.0,
     )
     took_s = time.monotonic() - began
-    used = Counter(family.cpu_s(system))
-    used.subtract(at[1])
-    for kind in used:
-        used[kind] -= (at[1][kind] - at[0][kind]) * took_s / idle_s
-    return Run.of(result, used)
+    now, at_rest = family.cpu_s(system), at_rest or Counter()
+    return Run.of(
+        result, Counter({kind: now[kind] - before[kind] - took_s * at_rest[kind] for kind in now})
+    )
 
 
-def tuned(family: Family, model: Model, size: int, rate: float, seconds: float, seed: int) -> None:
+def tuned(family: Family, model: Model, size: int, rate: float, seed: int) -> None:
     """Set the wait of `@serve.batch` to the best: fewest bad requests, then the lowest p99."""
     best: tuple[tuple[float, float], float] | None = None
     for share in WAITS:
         wait_s = share * (model.alpha_s + model.beta_s)
         family.wait(wait_s)
-        run = one_run(PLAIN, family, model, size, rate, seconds, seed)
+        run = one_run(PLAIN, family, model, size, rate, seed)
         key = (round(run.bad, 3), run.p99_ms or float("inf"))
         if best is None or (key, wait_s) < best:
             best = key, wait_s
@@ -437,32 +463,42 @@ def largest(bad: dict[float, float]) -> float | None:
     return good
 
 
+def ratio(
+    runs: Sequence[Run], plain: Sequence[Run], figure: Callable[[Run], float | None]
+) -> float | None:
+    """Return the median, over the rounds, of a figure as a multiple of plain Serve's."""
+    pairs = [(figure(run), figure(other)) for run, other in zip(runs, plain, strict=True)]
+    return median([own / other if own is not None and other else None for own, other in pairs])
+
+
 def measured(
     mode: str, name: str, systems: Sequence[str], quick: bool, seed: int
-) -> dict[tuple[int, int, str], Run]:
-    """Return the medians of the rounds, by (size, rate, system)."""
+) -> dict[tuple[int, int, str], list[Run]]:
+    """Return the run of each round, by (size, rate, system)."""
     model, rng = MODELS[name], np.random.default_rng(seed)
-    rounds, seconds = (1, 3.0) if quick else (ROUNDS, 6.0)
-    found: dict[tuple[int, int, str], Run] = {}
+    found: dict[tuple[int, int, str], list[Run]] = {}
     over: set[tuple[int, str]] = set()
     with served(mode, name, systems) as running:
         for system, family in running.items():  # warm-up: opens connections, learns profiles
-            one_run(system, family, model, 100, 50.0, seconds / 2, seed)
+            one_run(system, family, model, 100, 50.0, seed)
         for size, rates in (QUICK if quick else model.cells).items():
             for rate in rates:
                 is_overload = rate == max(rates)
                 left = [s for s in running if is_overload or (size, s) not in over]
                 if PLAIN in left and not quick:
-                    tuned(running[PLAIN], model, size, rate, seconds / 2, seed)
+                    tuned(running[PLAIN], model, size, rate, seed)
                 runs: dict[str, list[Run]] = defaultdict(list)
-                for turn in range(rounds):
+                for turn in range(1 if quick else ROUNDS):
+                    at_rest = idle({system: running[system] for system in left})
                     for system in map(str, rng.permutation(left)):
+                        family = running[system]
                         run = one_run(
-                            system, running[system], model, size, rate, seconds, seed + turn
+                            system, family, model, size, rate, seed + turn, at_rest[system]
                         )
                         runs[system].append(run)
                 for system in left:
-                    run = found[size, rate, system] = middle(runs[system])
+                    found[size, rate, system] = runs[system]
+                    run = middle(runs[system])
                     said = f"{mode}, {name}, {size} B, {rate}/s, {system}"
                     print(f"{said}: {shown(run)}", file=sys.stderr, flush=True)
                     if run.bad > OVER:
@@ -486,9 +522,10 @@ def size_said(size: int) -> str:
     return f"{size} B"
 
 
-def rows_of_cells(mode: str, name: str, found: dict[tuple[int, int, str], Run]) -> list[Row]:
+def rows_of_cells(mode: str, name: str, found: dict[tuple[int, int, str], list[Run]]) -> list[Row]:
     rows, bad = [], defaultdict(dict)
-    for (size, rate, system), run in found.items():
+    for (size, rate, system), runs in found.items():
+        run = middle(runs)
         case = f"{mode}, {name}, {size_said(size)}, {rate}/s · {SYSTEMS[system]}"
         bad[size, system][float(rate)] = run.bad
         rows += [
@@ -504,13 +541,10 @@ def rows_of_cells(mode: str, name: str, found: dict[tuple[int, int, str], Run]) 
         ]
         plain = found.get((size, rate, PLAIN))
         if plain is not None and system != PLAIN:
-            for metric, own, other in (
-                ("CPU / plain", run.total_ms, plain.total_ms),
-                ("p50 / plain", run.p50_ms, plain.p50_ms),
-                ("p99 / plain", run.p99_ms, plain.p99_ms),
-            ):
-                ratio = own / other if own is not None and other else None
-                rows.append(Row(case, metric, "×", ratio))
+            rows += [
+                Row(case, f"{figure} / plain", "×", ratio(runs, plain, value))
+                for figure, value in FIGURES.items()
+            ]
     for (size, system), of_rate in bad.items():
         if len(of_rate) > 1:
             case = f"{mode}, {name}, {size_said(size)}, largest rate · {SYSTEMS[system]}"

@@ -75,18 +75,22 @@ def test_the_largest_rate_lies_between_those_that_were_tried(bad, rate):
 
 
 def test_rows_stand_beside_plain_serve_and_are_plotted(tmp_path):
-    run = Run(0.0, 20.0, 50.0, {"proxy": 0.5, "frontend": 0.5})
-    less = Run(0.0, 10.0, 40.0, {"proxy": 0.6, "frontend": 0.6})
+    plain = [Run(0.0, 20.0, 50.0, {"proxy": 0.5, "frontend": 0.5})] * 2
+    less = [Run(0.0, 10.0, 40.0, {"proxy": 0.6, "frontend": 0.6})] * 2
+    # In a third round, the machine is three times slower for both.
+    plain.append(Run(0.0, 60.0, 150.0, {"proxy": 1.5, "frontend": 1.5}))
+    less.append(Run(0.0, 30.0, None, {"proxy": 1.8, "frontend": 1.8}))
     found = {
-        (100, rate, system): one
+        (100, rate, system): runs
         for rate in (300, 500)
-        for system, one in ((PLAIN, run), ("embedded", less))
+        for system, runs in ((PLAIN, plain), ("embedded", less))
     }
     rows = rows_of_cells("haproxy", "fast", found)
     figures = {(row.case, row.metric): row.ours for row in rows}
     case = "haproxy, fast, 100 B, 500/s · @ray_slo.deployment"
     assert figures[case, "CPU / plain"] == pytest.approx(1.2)
     assert figures[case, "p50 / plain"] == 0.5
+    assert figures[case, "p99 / plain"] == 0.8  # of the two rounds that have one
     assert figures[case, "proxy"] == 0.6 and figures[case, "worker"] == 0
     most = "haproxy, fast, 100 B, largest rate · @ray_slo.deployment"
     assert (figures[most, "largest rate"], figures[most, "largest / plain"]) == (500, 1)
