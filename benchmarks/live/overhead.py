@@ -9,8 +9,8 @@ with Serve's throughput optimization (`optimized`). The first two systems share 
 has no settings of ray-slo. The others share a second cluster beside it.
 
 A cell is a mode, a model, a size of the bodies and a rate. The systems of a cell take turns, in a
-new random order every round. A figure is the median of four rounds, of 3 s each. Many short rounds
-are better than a few long ones where the speed of the machine changes from minute to minute.
+new random order every round. A figure is the median of three rounds, of 3 s each. Rounds are short,
+because the speed of a machine may change from minute to minute.
 
 * *CPU*: CPU time of all server processes per request, in milliseconds, without what they take while
   idle. By process: *proxy* (with HAProxy and its manager), *frontend* (the replica that gets the
@@ -66,8 +66,8 @@ from ray_slo.serve.proxy.modes import BINARY_ENV, BUFFER_ENV
 SOURCE = "ray-slo"
 BAD = 0.01  # share of bad requests that defines the largest rate
 OVER = 0.10  # after a larger share of bad requests, a system gets only the highest rate
-ROUNDS = 4
-STREAM_S = 3.0  # length of one stream
+ROUNDS = 3
+STREAM_S = 3.0  # length of a stream
 REPLICAS = 2
 WAITS = (0.25, 0.5, 1.0, 2.0)  # for `@serve.batch`, as multiples of the time of a batch of one
 CPU = {"num_cpus": 0.1}
