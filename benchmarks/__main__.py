@@ -109,13 +109,18 @@ def main(args: Sequence[str] | None = None) -> None:
         ),
         "rows": [row.to_json() for row in rows],
     }
+    cpu = os.times()
+    cpu_s = cpu.user + cpu.system + cpu.children_user + cpu.children_system
+    wall_s = time.monotonic() - start
+    if hasattr(module, "earlier"):  # the run includes runs of before
+        earlier_cpu_s, earlier_wall_s = module.earlier(**own)
+        cpu_s, wall_s = cpu_s + earlier_cpu_s, wall_s + earlier_wall_s
     if options.save:
-        cpu = os.times()
-        cpu_s = cpu.user + cpu.system + cpu.children_user + cpu.children_system
-        path = save(body, where, cpu_s, time.monotonic() - start)
+        path = save(body, where, cpu_s, wall_s)
         console.print(f"saved as {path}" if path else "not saved: a full run is", soft_wrap=True)
     if options.json:
-        text = json.dumps(body, indent=1, ensure_ascii=False) + "\n"
+        took = {"cpu_s": round(cpu_s, 1), "wall_s": round(wall_s, 1)}
+        text = json.dumps(body | took, indent=1, ensure_ascii=False) + "\n"
         if options.json == "-":
             print(text, end="")
         else:

@@ -100,12 +100,15 @@ def test_rows_stand_beside_plain_serve_and_are_plotted(tmp_path):
 def test_rows_of_earlier_runs_are_put_together(tmp_path):
     def written(name, quick, *rows):
         path = tmp_path / name
-        path.write_text(json.dumps({"quick": quick, "rows": [row.to_json() for row in rows]}))
+        said = {"quick": quick, "cpu_s": 2.0, "wall_s": 60.5}
+        path.write_text(json.dumps({**said, "rows": [row.to_json() for row in rows]}))
         return str(path)
 
     a, b = Row("haproxy · a", "p99", "ms", 3.0), Row("optimized · a", "p99", "ms", 2.0, 1.0)
     one, two = written("one.json", False, a), written("two.json", False, b)
     assert overhead.run(False, 0, found=f"{one},{two}") == [a, b]
+    assert overhead.earlier(found=f"{one},{two}", mode=None) == (4.0, 121.0)
+    assert overhead.earlier(mode="haproxy") == (0, 0)
     with pytest.raises(SystemExit, match=r"two\.json has a row of another file: optimized · a"):
         overhead.run(False, 0, found=f"{one},{two},{two}")
     quick = written("quick.json", True, a)
