@@ -178,7 +178,9 @@ def test_every_program_runs_quickly_and_prints_its_rows(name, runs):
         pytest.skip(err.strip())
     assert code == 0, err
     body = json.loads(out)
-    assert set(body) == {"name", "source", "quick", "seed", "options", "rows"}
+    said = {"name", "source", "quick", "seed", "options", "rows", "cpu_s", "wall_s"}
+    assert set(body) == said
+    assert body["wall_s"] > 0
     assert (body["name"], body["quick"], body["seed"]) == (name, True, 0)
     assert body["rows"]
     for row in body["rows"]:
