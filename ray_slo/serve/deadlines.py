@@ -111,6 +111,11 @@ _LEAST_MS = 1.0  # stands for a deadline that has passed, because 0 would be an 
 # -- headers -----------------------------------------------------------------------------------
 
 
+def read_here(headers: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Return the headers that ray-slo reads. A request has many others."""
+    return [pair for pair in headers if pair[0] in _BY_KEY]
+
+
 class TimeLimits:
     """The time limits in the headers of a request (or the metadata of gRPC).
 
@@ -170,6 +175,8 @@ class TimeLimits:
         Raises:
             BadHeader: a bad value, if `strict`.
         """
+        if not self._found:
+            return slo_s
         own_s = self.own_s()
         return tightest(self.timeout_s(), slo_s) if own_s is None else own_s
 

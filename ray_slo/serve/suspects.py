@@ -24,7 +24,6 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from typing import NoReturn
@@ -83,24 +82,40 @@ class Marks:
             return
         self._free = list(range(_SLOTS))
 
-    @contextlib.contextmanager
-    def inside(self) -> Iterator[None]:
-        """Note that a hook runs for the request of this context (`ATTEMPT`)."""
-        mark = _bytes(ATTEMPT.get())
-        if mark is None or not self._free:
-            yield
-            return
-        begin = self._free.pop() * _BYTES
-        self._memory[begin : begin + _BYTES] = mark
-        try:
-            yield
-        finally:
-            self._memory[begin : begin + _BYTES] = bytes(_BYTES)
-            self._free.append(begin // _BYTES)
+    def inside(self) -> _Mark:
+        """Return the context of a call. It notes that a hook runs for the request of this context
+        (`ATTEMPT`)."""
+        return _Mark(self)
 
     def close(self) -> None:
         if self._path is not None:
             self._path.unlink(missing_ok=True)
+
+
+class _Mark:
+    """The time of a hook's call. A generator of `contextlib` would cost more."""
+
+    __slots__ = ("_marks", "_slot")
+
+    def __init__(self, marks: Marks) -> None:
+        self._marks = marks
+        self._slot: int | None = None
+
+    def __enter__(self) -> None:
+        mark = _bytes(ATTEMPT.get())
+        if mark is not None and self._marks._free:
+            self._slot = self._marks._free.pop()
+            self._write(mark)
+
+    def __exit__(self, *raised: object) -> None:
+        if self._slot is not None:
+            self._write(bytes(_BYTES))
+            self._marks._free.append(self._slot)
+
+    def _write(self, mark: bytes) -> None:
+        assert self._slot is not None
+        begin = self._slot * _BYTES
+        self._marks._memory[begin : begin + _BYTES] = mark
 
 
 class _MarkFiles:

@@ -14,7 +14,7 @@ import inspect
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
@@ -120,6 +120,18 @@ async def _guarded(
         if (plain := as_exception(error)) is error:
             raise
         raise plain from error
+
+
+async def _into(future: asyncio.Future[Any], coroutine: Coroutine[Any, Any, Any]) -> None:
+    """Put the outcome of a guarded call into a future, if somebody still waits for it."""
+    try:
+        result = await coroutine
+    except Exception as error:
+        if not future.done():
+            future.set_exception(error)
+    else:
+        if not future.done():
+            future.set_result(result)
 
 
 def heard(task: asyncio.Future[Any]) -> None:
@@ -298,7 +310,14 @@ class Hook:
         self._threads = threads
         self._is_async = inspect.iscoroutinefunction(function)
 
-    def __call__(self, *values: Any) -> Awaitable[Any]:
-        if self._is_async:
-            return call_async(self._function, *values, scope=self._threads.inside())
-        return self._threads.begin(self._function, values)
+    def __call__(self, *values: Any) -> asyncio.Future[Any]:
+        """Begin a call, and return its result's future. Cancel the future if nobody waits for
+        it any more."""
+        if not self._is_async:
+            return self._threads.begin(self._function, values)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        call = _into(future, _guarded(self._function, values, self._threads.inside()))
+        task = loop.create_task(call)
+        future.add_done_callback(lambda _: task.cancel())
+        return future

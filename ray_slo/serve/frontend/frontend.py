@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -157,6 +157,7 @@ class Frontend:
         """Answer an HTTP request. Errors are answers, too."""
         came = arrival_here(request.scope)
         arrival = time.monotonic() if came is None else came
+        headers = headers_of(request)
         try:
             # This answer has no capacity header for the door. So the door does not know the page's
             # path, and admits requests to it, also in overload.
@@ -164,19 +165,21 @@ class Frontend:
                 page := await self._page.answer(request, _path(request))
             ):
                 return page
-            response = await self._responded(request, arrival)
+            response = await self._responded(request, headers, arrival)
         except SLOError as error:
             response = http_response(error)
         except Exception as error:
             logger.exception("request failed")
             response = JSONResponse(error_body(error, self._spec.error_details), status_code=500)
-        if WHOLE_HEADER in request.headers:  # the answer goes through the door in Serve's proxy
+        if WHOLE_HEADER in headers:  # the answer goes through the door in Serve's proxy
             response.headers[CAPACITY_HEADER] = self._intake.capacity_said(
-                _path(request), request.headers.get(CLASS_HEADER)
+                _path(request), headers.get(CLASS_HEADER)
             )
         return response
 
-    async def _responded(self, request: HttpRequest, arrival: float) -> Response:
+    async def _responded(
+        self, request: HttpRequest, headers: Mapping[str, str], arrival: float
+    ) -> Response:
         path, intake = _path(request), self._intake
         if request.method in ("GET", "HEAD") and not path:
             return JSONResponse(intake.describe())
@@ -193,7 +196,6 @@ class Frontend:
                 status_code=405,
                 headers={"allow": "GET, POST"},
             )
-        headers = headers_of(request)
         asked = intake.asked_http(request, headers, name, arrival)
         intake.heed_proxy(headers, asked)
         await self._check_ready(asked)

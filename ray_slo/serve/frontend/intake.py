@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,6 +23,7 @@ from ray_slo.serve.deadlines import (
     ATTEMPT_HEADER,
     REFUSED_HEADER,
     TimeLimits,
+    read_here,
     slo_class_of,
 )
 from ray_slo.serve.errors import BadInput, BodyTooLarge, RefusedEarly, SLOError, UnknownModel
@@ -139,8 +139,8 @@ class Intake:
             BadInput: a header is wrong.
         """
         with self._noting_bad_input(model):
-            limits = TimeLimits(request.scope["headers"], strict=True)
-            named = slo_class_of(request.scope["headers"], strict=True)
+            ours = read_here(request.scope["headers"])
+            limits, named = TimeLimits(ours, strict=True), slo_class_of(ours, strict=True)
             slo_class, slo_s = self._of_class(model, named)
             slo_s = limits.budget_s(slo_s)
             return Asked(model, arrival, slo_s, headers.get("traceparent"), slo_class)
@@ -203,14 +203,9 @@ class Intake:
             )
         return slo_ms / 1e3
 
-    @contextlib.contextmanager
-    def _noting_bad_input(self, model: str) -> Iterator[None]:
-        try:
-            yield
-        except BadInput as error:
-            self._unanswered(model, "invalid", error.reason)
-            error.model = model
-            raise
+    def _noting_bad_input(self, model: str) -> _NotingBadInput:
+        """Return a context that counts a client's mistake, and names the model in its error."""
+        return _NotingBadInput(self._unanswered, model)
 
     # -- bodies ----------------------------------------------------------------------------
 
@@ -325,8 +320,25 @@ class Intake:
         self._refused(asked.stream, count)
 
 
+class _NotingBadInput:
+    """Generators of `contextlib` would cost more."""
+
+    __slots__ = ("_count", "_model")
+
+    def __init__(self, count: Callable[[str, str, str], None], model: str) -> None:
+        self._count, self._model = count, model
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        if isinstance(error, BadInput):
+            self._count(self._model, "invalid", error.reason)
+            error.model = self._model
+
+
 class _Admission:
-    """The time of a request behind the door. Generators of `contextlib` would cost more."""
+    """The time of a request behind the door."""
 
     __slots__ = ("_asked", "_intake", "_ticket")
 

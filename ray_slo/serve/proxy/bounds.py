@@ -13,6 +13,7 @@ of HTTP requests (`ray_private`).
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from typing import Any
@@ -33,6 +34,7 @@ from ray_slo.serve.proxy.door import shared
 from ray_slo.serve.proxy.http import FailoverMiddleware
 
 _MAX_HEADERS_BYTES = 65_536  # largest size of all headers together
+_SHORT = 64  # keys of header names up to this many characters are remembered
 _MAX_VALUE = 256  # characters of a header that Serve or ray-slo reads
 _PRINTABLE = re.compile(rb"[ -~]*").fullmatch
 _READ = {
@@ -71,13 +73,17 @@ class BoundsMiddleware:
             else:  # closing it before it is accepted gives HTTP status 403
                 await send({"type": "websocket.close", "code": 1008})
             return
-        declared = dict(scope["headers"]).get(b"content-length", b"")
+        named = dict(scope["headers"])
+        declared = named.get(b"content-length", b"")
+        is_declared = declared.isdigit() and b"transfer-encoding" not in named
         if declared.isdigit() and (len(declared) > 18 or int(declared) > self._max_body_bytes):
             refusal = refusal or self._too_large()
         if refusal is not None:
             await refusal(scope, receive, send)
-            return
-        await self._bounded(scope, receive, send)
+        elif is_declared:  # the HTTP server reads no more than that
+            await self._app(scope, receive, send)
+        else:
+            await self._bounded(scope, receive, send)
 
     async def _bounded(self, scope: Any, receive: Any, send: Any) -> None:
         """Pass a request on, and count its body. If the body is too large, Serve is told that the
@@ -110,13 +116,22 @@ class BoundsMiddleware:
         return http_response(BodyTooLarge(said, field="body"))
 
 
+def _key_of(name: bytes) -> bytes | None:
+    """Return the name by which Serve or ray-slo read a header. None if neither does."""
+    key = name.lower().replace(b"-", b"_")
+    return key if key in _READ or key.startswith(b"x_slo_") else None
+
+
+_known_key = functools.lru_cache(1024)(_key_of)  # clients send the same names in every request
+
+
 def _bad_headers(headers: Any) -> Response | None:
     size = 0
     seen: set[bytes] = set()
     for name, value in headers:
         size += len(name) + len(value)
-        key = name.lower().replace(b"-", b"_")
-        if key not in _READ and not key.startswith(b"x_slo_"):
+        key = _known_key(name) if len(name) <= _SHORT else _key_of(name)
+        if key is None:
             continue
         wrong = ""
         if len(value) > _MAX_VALUE:

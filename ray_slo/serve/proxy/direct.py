@@ -12,7 +12,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ray_slo.serve.deadlines import ARRIVED_HEADER, ATTEMPT_HEADER, spent, without
+from ray_slo.serve.deadlines import (
+    ARRIVED_HEADER,
+    ATTEMPT_HEADER,
+    TIMEOUT_HEADER,
+    spent,
+    without,
+)
 from ray_slo.serve.errors import http_response
 from ray_slo.serve.proxy.http import WAITED_S, suspect
 from ray_slo.serve.proxy.modes import has_haproxy_of_ours, since
@@ -21,6 +27,7 @@ from ray_slo.serve.ray_private.ingress import Ingress
 from ray_slo.serve.suspects import is_suspect
 
 _ARRIVED, _ATTEMPT = ARRIVED_HEADER.encode(), ATTEMPT_HEADER.encode()
+_TIMEOUT = TIMEOUT_HEADER.encode()
 
 
 class DirectMiddleware:
@@ -38,8 +45,10 @@ class DirectMiddleware:
             return
         headers = scope["headers"] if self._believes else without(scope["headers"], "failover")
         said = dict(headers)
-        # Otherwise Serve would answer 408 without the reason, which the frontend gives.
-        scope = {**scope, "headers": spent(headers, 0.0)}
+        if _TIMEOUT in said:  # Serve would answer 408 without the reason, which the frontend gives
+            headers = spent(headers, 0.0)
+        if headers is not scope["headers"]:
+            scope = {**scope, "headers": headers}
         if self._believes and (arrived := said.get(_ARRIVED)) is not None:
             now, here = time.monotonic(), scope.get(ARRIVAL)
             here_s = 0.0 if here is None else now - here

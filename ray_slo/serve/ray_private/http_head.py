@@ -41,7 +41,9 @@ def bounded(protocol: type[Any]) -> type[Any]:
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self._wait_for_head()
+            self._line = transport.get_extra_info("socket")
+            self._head_bytes = 0
+            self._limit_time()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._have_head()
@@ -51,11 +53,12 @@ def bounded(protocol: type[Any]) -> type[Any]:
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
-            self._wait_for_head()
+            self._have_head()
+            self._head_bytes = 0
 
         def on_headers_complete(self) -> None:
             self._have_head()
-            self.scope[ARRIVAL] = time.monotonic() - waited_s(self.transport)
+            self.scope[ARRIVAL] = time.monotonic() - waited_s(self._line)
             self.scope[_PROCESS] = _OURS
             self.scope[LEAVING] = self._leaving = []
             super().on_headers_complete()
@@ -66,10 +69,10 @@ def bounded(protocol: type[Any]) -> type[Any]:
                 self._head_bytes += len(data)
                 if self._head_bytes > MAX_HEAD_BYTES:
                     self._hang_up()
+                elif self._head_timer is None:  # most heads come at once, and need no timer
+                    self._limit_time()
 
-        def _wait_for_head(self) -> None:
-            self._have_head()
-            self._head_bytes = 0
+        def _limit_time(self) -> None:
             self._head_timer = self.loop.call_later(MAX_HEAD_S, self._hang_up)
 
         def _have_head(self) -> None:
@@ -95,10 +98,13 @@ def arrival_here(scope: Any) -> float | None:
     return came
 
 
-def waited_s(transport: Any) -> float:
+def waited_s(line: Any) -> float:
     """Return the time since the last data of a connection came, in seconds. 0 if the kernel does
-    not know."""
-    line = transport.get_extra_info("socket")
+    not know.
+
+    Args:
+        line: socket of the connection. None if it has none.
+    """
     if line is None or not hasattr(socket, "TCP_INFO"):
         return 0.0
     try:

@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import inspect
+import logging
 import sys
 from types import SimpleNamespace
 from unittest.mock import ANY
 
 import pytest
+from ray._private.log import INTERNAL_TIMESTAMP_LOG_KEY
 from ray.serve._private.http_util import _apply_middlewares
 from ray.serve._private.replica import Replica
 from starlette.middleware import Middleware
@@ -16,7 +18,7 @@ from starlette.responses import Response
 from ray_slo.serve.proxy.direct import DirectMiddleware
 from ray_slo.serve.ray_private import ingress
 from ray_slo.serve.ray_private.http_head import LEAVING
-from ray_slo.serve.ray_private.ingress import PARTS, answer_with
+from ray_slo.serve.ray_private.ingress import PARTS, answer_with, quick_access_log
 
 
 class Frontend:
@@ -48,6 +50,8 @@ class FakeReplica:
         self._http_options = SimpleNamespace(request_timeout_s=timeout_s)
         self._user_callable_wrapper = SimpleNamespace(_run_user_code_in_separate_thread=separate)
         self.log, self.ongoing, self.began = [], 0, asyncio.Event()
+        self._semaphore = asyncio.Semaphore(1)
+        self._metrics_manager = self
 
     def get_asgi_tracing_context(self, headers):
         return None
@@ -64,14 +68,13 @@ class FakeReplica:
             statuses.append(type(error).__name__)
         self.log.append((metadata, statuses))
 
-    @contextlib.asynccontextmanager
-    async def _start_request(self, metadata):
+    def inc_num_ongoing_requests(self, metadata):
+        assert self._semaphore.locked()
         self.ongoing += 1
         self.began.set()
-        try:
-            yield
-        finally:
-            self.ongoing -= 1
+
+    def dec_num_ongoing_requests(self, metadata):
+        self.ongoing -= 1
 
     async def app(self, scope, receive, send):
         self.got = scope
@@ -192,6 +195,44 @@ def test_serve_has_these_parts():
     )
     for used in ("async with self._start_request(request_metadata)", "_can_accept_request(request"):
         assert used in own
+    start = inspect.getsource(Replica._start_request)
+    for used in (
+        *("await self._semaphore.acquire()", "self._semaphore.release()"),
+        *("inc_num_ongoing_requests(request_metadata)", "dec_num_ongoing_requests(request_"),
+    ):
+        assert used in start
+
+
+def test_lines_of_the_access_log_are_those_of_logging(caplog):
+    module = SimpleNamespace(logger=logging.getLogger("serve of a test"))
+    quick_access_log(module)
+    quick_access_log(module)  # a second time changes nothing
+    caplog.set_level("INFO")
+    context = {"serve_access_log": True, "skip_context_filter": True, "route": "/m"}
+
+    def write(extra):
+        module.logger.info(f"POST {extra['route']} 200 1.5ms", extra=extra)
+
+    for extra in (context, context | {"route": "/n"}, context | {"serve_access_log": False}):
+        write(extra)
+    module.logger.info("%d requests", 3)
+    one, other, plain, counted = caplog.records
+    assert counted.getMessage() == "3 requests"
+    assert counted.lineno > plain.lineno and counted.funcName != plain.funcName
+    assert [r.getMessage() for r in (one, other)] == ["POST /m 200 1.5ms", "POST /n 200 1.5ms"]
+    assert plain.created >= other.created >= one.created
+    clocks = {"created", "msecs", "relativeCreated", INTERNAL_TIMESTAMP_LOG_KEY}
+    own = {"msg", "message", "route", "serve_access_log"}  # `message` is made by caplog
+    said = [
+        {k: v for k, v in vars(r).items() if k not in clocks | own} for r in (one, other, plain)
+    ]
+    assert said[0] == said[1] == said[2]
+    for record in (one, plain):
+        assert record.msecs == int(1e3 * record.created) % 1000
+        assert vars(record).keys() == vars(plain).keys()
+    logging.getLogger("serve of a test").setLevel("WARNING")
+    write(context)
+    assert len(caplog.records) == 4
     source = inspect.getsource(sys.modules[Replica.__module__])
     for part in (*PARTS, "_run_user_code_in_separate_thread"):
         assert hasattr(Replica, part) or f"self.{part}" in source
