@@ -1,5 +1,5 @@
-"""Limits size and duration of a request's head (request line and headers), which uvicorn buffers
-without bound, and notes when a request came to this machine.
+"""What uvicorn lacks: limits for size and duration of a request's head (request line and headers),
+the time when a request came to this machine, and a way to write a short answer at once.
 
 A busy server may accept a connection seconds after its request arrived; the kernel knows the time.
 """
@@ -12,10 +12,12 @@ import struct
 import time
 from collections.abc import Callable
 from functools import wraps
+from http import HTTPStatus
 from typing import Any
 from uuid import uuid4
 
 import uvicorn
+from starlette.responses import JSONResponse, Response
 from uvicorn.protocols.http import auto
 
 MAX_HEAD_BYTES = 262_144
@@ -23,8 +25,15 @@ MAX_HEAD_S = 30.0
 ACCEPTED = 64  # connections per turn of the event loop
 ARRIVAL = "ray_slo.arrival"  # in a scope: arrival of the request, `time.monotonic()` seconds
 LEAVING = "ray_slo.leaving"  # in a scope: list of functions to call when the client leaves
+_CYCLE = "ray_slo.cycle"  # in a scope: uvicorn's object for the request and its answer
+_MOST_WHOLE = 65_536  # bytes of a body up to which copying it costs less than a second write
 _PROCESS = "ray_slo.process"  # in a scope: the process of that clock
 _OURS = uuid4().hex
+
+_STATUS = {one.value: f"HTTP/1.1 {one.value} {one.phrase}".encode() for one in HTTPStatus}
+_PLAIN = (Response, JSONResponse)
+_END, _LENGTH = b"\r\n", b"content-length"
+_UVICORNS = (b"connection", b"transfer-encoding")  # headers that change what uvicorn does
 
 _LAST_DATA_RECV = 52  # offset in Linux's `struct tcp_info`: milliseconds since data came
 _TCP_INFO_BYTES = _LAST_DATA_RECV + 4
@@ -62,6 +71,8 @@ def bounded(protocol: type[Any]) -> type[Any]:
             self.scope[_PROCESS] = _OURS
             self.scope[LEAVING] = self._leaving = []
             super().on_headers_complete()
+            if self.cycle is not None and self.cycle.scope is self.scope:
+                self.scope[_CYCLE] = self.cycle
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
@@ -87,6 +98,42 @@ def bounded(protocol: type[Any]) -> type[Any]:
                 self.transport.close()
 
     return Bounded
+
+
+def write_whole(scope: Any, send: Any, response: Response) -> bool:
+    """Write a short answer with one call of the system, where uvicorn needs two and checks each
+    header. Return False, without having done anything, if uvicorn has to write it.
+
+    Args:
+        send: what the application got. If it is not uvicorn's own, a middleware watches the answer.
+    """
+    cycle, body = scope.get(_CYCLE), response.body
+    if (
+        type(response) not in _PLAIN
+        or cycle is None
+        or send != cycle.send
+        or response.background is not None
+        or len(body) > _MOST_WHOLE
+        or not cycle.keep_alive
+        or cycle.disconnected
+        or cycle.response_started
+        or cycle.access_log
+        or cycle.flow.write_paused
+        or scope["method"] == "HEAD"
+    ):
+        return False
+    headers = [*cycle.default_headers, *response.raw_headers]
+    status = _STATUS.get(response.status_code)
+    head = _END.join([status or b"", *[name + b": " + value for name, value in headers]])
+    is_text = head.count(b"\n") == head.count(b"\r") == len(headers) and b"\0" not in head
+    has_length = sum(name == _LENGTH and value == b"%d" % len(body) for name, value in headers) == 1
+    if not (status and is_text and has_length) or any(name in _UVICORNS for name, _ in headers):
+        return False
+    cycle.response_started = cycle.response_complete = True
+    cycle.transport.write(b"".join((head, _END, _END, body)))
+    cycle.message_event.set()
+    cycle.on_response()
+    return True
 
 
 def arrival_here(scope: Any) -> float | None:

@@ -27,7 +27,7 @@ from ray.serve._private.utils import generate_request_id
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ray_slo.serve.ray_private.http_head import LEAVING
+from ray_slo.serve.ray_private.http_head import LEAVING, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,8 @@ class Ingress:
                     if all(name != _REQUEST_ID for name, _ in response.raw_headers):
                         response.raw_headers.append((_REQUEST_ID, metadata.request_id.encode()))
                     status_is(str(response.status_code))
-                    await response(scope, receive, send)
+                    if not write_whole(scope, send, response):
+                        await response(scope, receive, send)
             except asyncio.CancelledError:
                 status_is("499")
                 raise  # Serve's context takes it and notes it; nobody is left to answer
