@@ -232,7 +232,7 @@ def _warn(error: OSError) -> None:
 def _bytes(attempt: str) -> bytes | None:
     """Return the bytes of an attempt. None if ray-slo did not make it."""
     try:
-        mark = bytes.fromhex(attempt)
+        mark = bytes.fromhex(attempt.replace("-", ""))  # HAProxy's have hyphens
     except ValueError:
         return None
     return mark if len(mark) == _BYTES else None

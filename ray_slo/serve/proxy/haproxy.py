@@ -22,6 +22,8 @@ The added rules:
       do not displace others.
 * HAProxy gets at most as many connections as the limit of open files allows. Otherwise, it would
   not start where this limit is low.
+* It gets at most as many threads as there are CPUs, unless you set `RAY_SERVE_HAPROXY_NBTHREAD`.
+  More of them cost CPU time.
 * A client gets an answer, or 504, at most one second after the deadline, even if a frontend hangs.
   Health checks find such a frontend within six seconds.
 
@@ -50,6 +52,7 @@ from ray_slo.serve.proxy.modes import (
     why_not,
 )
 
+THREADS_ENV = "RAY_SERVE_HAPROXY_NBTHREAD"
 HEAD_S = 10
 _CHECKS_S = 1  # time between health checks
 _FILES_EACH = 2.5  # by HAProxy's own count, a connection needs two sockets and half a pipe
@@ -128,6 +131,13 @@ def completed(config: str, folder: Path) -> str:
         config,
         flags=re.MULTILINE,
     )
+    if THREADS_ENV not in os.environ:
+        config = re.sub(
+            r"^( +nbthread )(\d+)$",
+            lambda found: f"{found[1]}{min(int(found[2]), os.cpu_count() or 1)}",
+            config,
+            flags=re.MULTILINE,
+        )
     config = re.sub(r"^ +(errorfile|retry-on|retries) .*\n", "", config, flags=re.MULTILINE)
     config = re.sub(
         r"^( +default-server .*) inter \S+", rf"\1 inter {_CHECKS_S}s", config, flags=re.MULTILINE

@@ -71,7 +71,7 @@ def of_grpc_frontend(clock: str) -> Iterator[str]:
 
 def _arrival(clock: str) -> Iterator[str]:
     yield f"http-request set-header {ARRIVED_HEADER} %[date(0,us)];{clock}"
-    yield f"http-request set-header {ATTEMPT_HEADER} %[uuid,regsub(-,,g)]"
+    yield f"http-request set-header {ATTEMPT_HEADER} %[uuid]"
 
 
 def of_backend(buffer_bytes: int, wait_s: float) -> Iterator[str]:

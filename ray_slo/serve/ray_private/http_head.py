@@ -107,13 +107,13 @@ def write_whole(scope: Any, send: Any, response: Response) -> bool:
     Args:
         send: what the application got. If it is not uvicorn's own, a middleware watches the answer.
     """
-    cycle, body = scope.get(_CYCLE), response.body
+    cycle = scope.get(_CYCLE)
     if (
         type(response) not in _PLAIN
         or cycle is None
         or send != cycle.send
         or response.background is not None
-        or len(body) > _MOST_WHOLE
+        or len(response.body) > _MOST_WHOLE
         or not cycle.keep_alive
         or cycle.disconnected
         or cycle.response_started
@@ -122,6 +122,7 @@ def write_whole(scope: Any, send: Any, response: Response) -> bool:
         or scope["method"] == "HEAD"
     ):
         return False
+    body = response.body
     headers = [*cycle.default_headers, *response.raw_headers]
     status = _STATUS.get(response.status_code)
     head = _END.join([status or b"", *[name + b": " + value for name, value in headers]])

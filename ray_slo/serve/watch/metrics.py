@@ -31,7 +31,7 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _GOODPUT_WINDOW_S = 10.0
 _BAD_WINDOW_S = 60
 _UNKNOWN = Expected(None, math.nan)
-_KEPT = 64  # values that are reported together; this takes less than a millisecond
+_KEPT = 64  # largest number of values that are reported together, in less than a millisecond
 
 
 def _counter(name: str, description: str, *tags: str) -> Any:
@@ -89,11 +89,11 @@ class _Sums:
 
 
 class _Values:
-    """A histogram with values of every request. It reports many at a time: one report after the
-    other costs a third of one report now and then."""
+    """A histogram of a time of every request, in milliseconds. It reports several values at a time,
+    because single reports cost more."""
 
-    def __init__(self, histogram: Any) -> None:
-        self._histogram = histogram
+    def __init__(self, name: str, description: str, *tags: str) -> None:
+        self._histogram = _histogram(name, _MS, description, *tags)
         self._kept: list[tuple[float, dict[str, str]]] = []
 
     def observe(self, value: float, tags: dict[str, str]) -> None:
@@ -122,25 +122,17 @@ class FrontendMetrics:
             "variant_total", "Answers by variant (the variant mix).", "model", "variant"
         )
         self._latency = _Values(
-            _histogram(
-                "latency_ms", _MS, "From arrival at the frontend to the answer.", "model", "variant"
-            )
+            "latency_ms", "From arrival at the frontend to the answer.", "model", "variant"
         )
         self._slack = _Values(
-            _histogram(
-                "slack_ms",
-                _MS,
-                "Time left to the deadline when the answer was ready (0 when late).",
-                "model",
-            )
+            "slack_ms",
+            "Time left to the deadline when the answer was ready (0 when late).",
+            "model",
         )
         self._queue = _Values(
-            _histogram(
-                "queueing_delay_ms",
-                _MS,
-                "From arrival at the frontend to the start of execution.",
-                "model",
-            )
+            "queueing_delay_ms",
+            "From arrival at the frontend to the start of execution.",
+            "model",
         )
         self._error = _histogram(
             "prediction_error_ms",

@@ -17,6 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from ray_slo.serve import suspects
 from ray_slo.serve.protos import SERVICE
 from ray_slo.serve.proxy import gate, haproxy, haproxy_rules, modes
 
@@ -191,6 +192,21 @@ def test_its_connections_fit_the_limit_of_open_files(monkeypatch, files, connect
     assert haproxy._most_connections() > 1e6
 
 
+@pytest.mark.parametrize(
+    ("cpus", "said", "threads"), [(2, None, "2"), (64, None, "4"), (None, None, "1"), (2, "4", "4")]
+)
+def test_it_has_at_most_one_thread_per_cpu(monkeypatch, tmp_path, cpus, said, threads):
+    config = serve_haproxy.HAProxyConfig(server_state_file=str(tmp_path), nbthread=4)
+    api = serve_haproxy.HAProxyApi(config, {}, str(tmp_path / "haproxy.cfg"))
+    api._generate_config_file_internal()
+    monkeypatch.setattr(haproxy.os, "cpu_count", lambda: cpus)
+    monkeypatch.delenv(haproxy.THREADS_ENV, raising=False)
+    if said is not None:
+        monkeypatch.setenv(haproxy.THREADS_ENV, said)
+    completed = haproxy.completed((tmp_path / "haproxy.cfg").read_text(), tmp_path)
+    assert re.findall(r"^ +nbthread (\S+)$", completed, re.MULTILINE) == [threads]
+
+
 def test_it_starts_where_few_files_may_be_open(tmp_path):
     with running(tmp_path, Frontend(), files=1000) as (port, *_):
         assert ask(port)[0] == 200
@@ -254,7 +270,7 @@ def test_it_says_when_a_request_came(tmp_path):
         ask(port, x_slo_arrived="1;mine")
         arrived = frontend.seen[0]["x-slo-arrived"]
     assert 0 <= modes.since(arrived, time.time()) <= time.time() - before + 1e-3
-    assert len(bytes.fromhex(frontend.seen[0]["x-slo-attempt"])) == 16
+    assert suspects._bytes(frontend.seen[0]["x-slo-attempt"]) is not None
 
 
 def test_who_hangs_keeps_nobody_longer_than_a_second_after_the_deadline(tmp_path):

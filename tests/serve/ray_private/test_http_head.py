@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import uvicorn
+from starlette.background import BackgroundTask
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from uvicorn import Config
 from uvicorn.protocols.http import auto
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -168,3 +170,78 @@ def test_uvicorn_changed_here():
     assert "self.transport = transport" in source and "self.loop = " in source
     startup = inspect.signature(uvicorn.Server.startup).parameters
     assert list(startup) == ["self", "sockets"]
+
+
+class Own(Response):
+    """A user's class may send in its own way."""
+
+
+async def streamed():
+    yield b"ab"
+
+
+WHOLE = {
+    "text": lambda: Response(b"a", media_type="text/plain"),
+    "json": lambda: JSONResponse({"b": 1}, 202),
+    "length": lambda: Response(b"length", headers={"content-length": "6"}),
+}
+NOT_WHOLE = {
+    "own": lambda: Own(b"own"),
+    "stream": lambda: StreamingResponse(streamed()),
+    "large": lambda: Response(bytes(70_000)),
+    "task": lambda: Response(b"task", background=BackgroundTask(lambda: None)),
+    "close": lambda: Response(b"close", headers={"connection": "close"}),
+    "other": lambda: Response(b"other", 299),
+    "empty": lambda: Response(status_code=204),
+    "split": lambda: Response(b"split", headers={"x-user": "1\r\nx-evil: 2"}),
+    "wrong": lambda: Response(b"wrong", headers={"content-length": "4"}),
+}
+
+
+@pytest.mark.parametrize("watched", [False, True])
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_an_answer_is_the_same_in_one_piece(method, watched):
+    """The bytes are those that uvicorn writes, and the connection takes the next request."""
+
+    async def run(whole):
+        written = []
+
+        async def app(scope, receive, send):
+            async def watching(message):
+                await send(message)
+
+            out = watching if watched else send
+            response = (WHOLE | NOT_WHOLE)[scope["path"][1:]]()
+            at_once = whole and heads.write_whole(scope, out, response)
+            written.append(at_once)
+            if not at_once:
+                await response(scope, receive, out)
+
+        protocol = heads.bounded(HttpToolsProtocol)
+        config = Config(app, lifespan="off", http=protocol, log_config=None, access_log=False)
+        config.load()
+        loop, said = asyncio.get_running_loop(), {}
+        for path in WHOLE | NOT_WHOLE:
+            state = ServerState()
+            state.default_headers = [(b"server", b"uvicorn")]
+            near, far = socket.socketpair()
+            await loop.connect_accepted_socket(
+                lambda state=state: config.http_protocol_class(config, state, {}, loop), far
+            )
+            near.setblocking(False)
+            near.send(b"%s /%s HTTP/1.1\r\nhost: x\r\n\r\n" % (method.encode(), path.encode()) * 2)
+            await asyncio.sleep(0.03)
+            said[path] = await loop.sock_recv(near, 300_000), state.total_requests
+            near.close()
+            await asyncio.sleep(0)
+        return said, written
+
+    def lines(said):  # uvicorn writes names in small letters
+        return {path: (data.lower(), number) for path, (data, number) in said.items()}
+
+    ours, written = clock.run(run(True))
+    theirs, _ = clock.run(run(False))
+    assert lines(ours) == lines(theirs)
+    assert sum(written) == (0 if watched or method == "HEAD" else 2 * len(WHOLE))
+    assert ours["text"][0].count(b"HTTP/1.1 200 OK") == 2 == ours["text"][1]
+    assert b"x-evil" not in ours["split"][0]
