@@ -8,6 +8,8 @@ can be hundreds of megabytes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import gc
 import os
 import sys
@@ -16,6 +18,9 @@ from collections.abc import Callable
 
 from ray_slo.models.memory import resident_mb, trimmer
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # options in glibc's malloc.h
+_LARGEST_BLOCK = 32 * 2**20  # bytes; glibc takes no more
+_KEPT_FREE = 64 * 2**20  # bytes at the end of a heap
 _LOOK_S = 10.0
 _GROWN, _GROWN_MB = (
     1.1,
@@ -51,11 +56,25 @@ class Trim:
 _started = threading.Lock()
 
 
+def keep_blocks() -> None:
+    """Make glibc use the memory of large bodies again.
+
+    By default, glibc returns a block of megabytes to the system when it is freed. The next body
+    then needs new pages, and each page costs more time than the body's bytes in it.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # no glibc
+        set_option = ctypes.CDLL(None).mallopt
+        set_option(_M_MMAP_THRESHOLD, _LARGEST_BLOCK)
+        set_option(_M_TRIM_THRESHOLD, _KEPT_FREE)
+
+
 def give_back() -> None:
-    """Make this process return free memory from now on, in a separate thread. Call this once."""
+    """Make this process return free memory from time to time, in a separate thread, and not after
+    every large block. Call this once."""
     trim = trimmer()
     if trim is None or not _started.acquire(blocking=False):
         return
+    keep_blocks()
     trims = Trim(trim)
 
     def watch() -> None:

@@ -39,6 +39,43 @@ def test_what_glibc_keeps_is_given_back():
     assert after < before + 30
 
 
+BODIES = """
+import resource, threading
+from ray_slo.serve.memory import keep_blocks
+keep_blocks()
+
+def read():
+    parts = [bytes(65_536) for _ in range(31)]
+    return b"".join(parts)
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def count():
+    for _ in range(5):
+        read()
+    before = faults()
+    for _ in range(20):
+        read()
+    found.append(faults() - before)
+
+found = []
+count()
+thread = threading.Thread(target=count)  # it has a heap of its own
+thread.start()
+thread.join()
+print(*found)
+"""
+
+
+@pytest.mark.skipif(memory.trimmer() is None, reason="no glibc")
+def test_the_memory_of_a_large_body_serves_the_next_one():
+    said = subprocess.run(
+        [sys.executable, "-c", BODIES], capture_output=True, text=True, check=True
+    )
+    assert all(int(pages) < 500 for pages in said.stdout.split())  # a body has 500 pages
+
+
 def test_only_after_a_peak():
     sizes, trimmed = iter([100, 105, 112, 200, 110, 121, 100, 117, 101, math.nan]), []
     trim = Trim(lambda: trimmed.append(1), lambda: next(sizes))
