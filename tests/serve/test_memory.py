@@ -45,8 +45,11 @@ from ray_slo.serve.memory import keep_blocks
 keep_blocks()
 
 def read():
-    parts = [bytes(65_536) for _ in range(31)]
-    return b"".join(parts)
+    came = bytearray()
+    for _ in range(31):
+        came += bytes(65_536)
+    body = bytes(came)
+    return b"".join([body[:1_000_000], body[1_000_000:]])
 
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
