@@ -39,6 +39,24 @@ _LAST_DATA_RECV = 52  # offset in Linux's `struct tcp_info`: milliseconds since 
 _TCP_INFO_BYTES = _LAST_DATA_RECV + 4
 
 
+class _Cycle:
+    """Holds uvicorn's object in a scope. Serve's proxies pickle scopes for replicas, which may not
+    have ray-slo. There, this is an empty dictionary."""
+
+    __slots__ = ("cycle",)
+
+    def __init__(self, cycle: Any) -> None:
+        self.cycle = cycle
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, ()
+
+
+def _cycle_of(scope: Any) -> Any:
+    held = scope.get(_CYCLE)
+    return held.cycle if isinstance(held, _Cycle) else None
+
+
 def bounded(protocol: type[Any]) -> type[Any]:
     """Return uvicorn's `HttpToolsProtocol` with limits. It disconnects if a head is too large or
     too slow."""
@@ -72,7 +90,7 @@ def bounded(protocol: type[Any]) -> type[Any]:
             self.scope[LEAVING] = self._leaving = []
             super().on_headers_complete()
             if self.cycle is not None and self.cycle.scope is self.scope:
-                self.scope[_CYCLE] = self.cycle
+                self.scope[_CYCLE] = _Cycle(self.cycle)
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
@@ -107,7 +125,7 @@ def write_whole(scope: Any, send: Any, response: Response) -> bool:
     Args:
         send: what the application got. If it is not uvicorn's own, a middleware watches the answer.
     """
-    cycle = scope.get(_CYCLE)
+    cycle = _cycle_of(scope)
     if (
         type(response) not in _PLAIN
         or cycle is None

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import pickle
 import socket
 import time
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from ray_slo.serve.ray_private import http_head as heads
+from ray_slo.serve.ray_private.http_head import _CYCLE as CYCLE
 from tests.serve import clock
 
 
@@ -72,6 +74,9 @@ def test_a_request_hears_when_its_client_leaves():
         came = asyncio.Event()
 
         async def app(scope, receive, send):
+            there = pickle.loads(pickle.dumps(scope))  # Serve's proxies send it to replicas
+            assert there["path"] == scope["path"] and b"ray_slo" not in pickle.dumps(there[CYCLE])
+            assert not heads.write_whole(there, send, Response(b"1"))
             scope[heads.LEAVING].append(lambda: left.append(scope["path"]))
             came.set()
             await asyncio.sleep(60)
