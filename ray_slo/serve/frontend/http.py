@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from ray_slo.serve.deadlines import WHOLE_HEADER
 from ray_slo.serve.errors import BodyTooLarge, RefusedEarly, SlowBody
+from ray_slo.serve.ray_private.http_head import whole_body
 
 MAX_DEPTH = 100  # largest depth of JSON; pickle fails at a depth of a few hundred
 INLINE_BYTES = 32_768  # larger JSON bodies are parsed in a thread
@@ -61,6 +62,8 @@ async def body_of(
     declared = _header(request, b"content-length").decode("latin-1")
     if declared.isdecimal() and (len(declared) > 18 or int(declared) > max_bytes):
         raise too_large("body", declared[:18], max_bytes, option=option)
+    if declared and (body := whole_body(request.scope, request.receive)):
+        return body  # the HTTP server reads no more than is declared
     limit_s = min(max(left_s, 0.0) + _LATE_S, _BODY_S)
     chunks: list[bytes] = []
     came = 0

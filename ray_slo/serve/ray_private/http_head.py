@@ -1,5 +1,5 @@
 """What uvicorn lacks: limits for size and duration of a request's head (request line and headers),
-the time when a request came to this machine, and a way to write a short answer at once.
+the time when a request came to this machine, and quick ways to read and write short bodies.
 
 A busy server may accept a connection seconds after its request arrived; the kernel knows the time.
 """
@@ -116,6 +116,20 @@ def bounded(protocol: type[Any]) -> type[Any]:
                 self.transport.close()
 
     return Bounded
+
+
+def whole_body(scope: Any, receive: Any) -> bytes | None:
+    """Take the body of a request from uvicorn, if all of it is here. Otherwise return None.
+
+    Args:
+        receive: what the application got. If it is not uvicorn's own, a middleware changes bodies.
+    """
+    cycle = _cycle_of(scope)
+    if cycle is None or receive != cycle.receive or cycle.more_body or cycle.disconnected:
+        return None
+    body, cycle.body = bytes(cycle.body), bytearray()
+    cycle.flow.resume_reading()
+    return body
 
 
 def write_whole(scope: Any, send: Any, response: Response) -> bool:

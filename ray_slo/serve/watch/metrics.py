@@ -31,7 +31,7 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _GOODPUT_WINDOW_S = 10.0
 _BAD_WINDOW_S = 60
 _UNKNOWN = Expected(None, math.nan)
-_KEPT = 64  # largest number of values that are reported together, in less than a millisecond
+_KEPT = 32  # largest number of answers that are counted together, in about a millisecond
 
 
 def _counter(name: str, description: str, *tags: str) -> Any:
@@ -88,25 +88,6 @@ class _Sums:
             self._counter.inc(number, dict(zip(self._tags, values, strict=True)))
 
 
-class _Values:
-    """A histogram of a time of every request, in milliseconds. It reports several values at a time,
-    because single reports cost more."""
-
-    def __init__(self, name: str, description: str, *tags: str) -> None:
-        self._histogram = _histogram(name, _MS, description, *tags)
-        self._kept: list[tuple[float, dict[str, str]]] = []
-
-    def observe(self, value: float, tags: dict[str, str]) -> None:
-        self._kept.append((value, tags))
-        if len(self._kept) >= _KEPT:
-            self.tell()
-
-    def tell(self) -> None:
-        kept, self._kept = self._kept, []
-        for value, tags in kept:
-            self._histogram.observe(value, tags)
-
-
 class FrontendMetrics:
     """What happened to requests."""
 
@@ -121,16 +102,18 @@ class FrontendMetrics:
         self._variants = _Sums(
             "variant_total", "Answers by variant (the variant mix).", "model", "variant"
         )
-        self._latency = _Values(
-            "latency_ms", "From arrival at the frontend to the answer.", "model", "variant"
+        self._latency = _histogram(
+            "latency_ms", _MS, "From arrival at the frontend to the answer.", "model", "variant"
         )
-        self._slack = _Values(
+        self._slack = _histogram(
             "slack_ms",
+            _MS,
             "Time left to the deadline when the answer was ready (0 when late).",
             "model",
         )
-        self._queue = _Values(
+        self._queue = _histogram(
             "queueing_delay_ms",
+            _MS,
             "From arrival at the frontend to the start of execution.",
             "model",
         )
@@ -164,28 +147,35 @@ class FrontendMetrics:
         self._pending = _gauge(
             "pending_requests", "Requests that this frontend owns and has not answered."
         )
+        self._answers: list[tuple[float, Answer]] = []  # not counted yet, with their times
         self._good: dict[str, deque[tuple[float, float | None]]] = {}
         self._shares: dict[str, _Share] = {}
         self._was_expected: set[str] = set()
         self._lately = Lately()
 
     def answered(self, answer: Answer) -> None:
-        """One request was answered."""
-        model = {"model": answer.model}
-        variant = {**model, "variant": answer.variant}
-        met = answer.deadline_met
-        self._count(answer.model, not met)
-        outcome = "ok" if met else "late"
-        self._requests.inc(1, answer.model, answer.slo_class, outcome, "")
-        self._variants.inc(1, answer.model, answer.variant)
-        self._latency.observe(answer.latency_ms, variant)
-        self._slack.observe(max(answer.latency_slo_ms - answer.latency_ms, 0.0), model)
-        self._queue.observe(answer.queue_ms, model)
-        now = time.monotonic()
-        self._lately.answered(now, answer)
-        if met:
-            good = self._good.setdefault(answer.model, deque())
-            good.append((now, answer.accuracy))
+        """One request was answered. Many answers are counted at a time, because this costs less
+        than counting one now and then."""
+        self._answers.append((time.monotonic(), answer))
+        if len(self._answers) >= _KEPT:
+            self._count_answers()
+
+    def _count_answers(self) -> None:
+        answers, self._answers = self._answers, []
+        for now, answer in answers:
+            model = {"model": answer.model}
+            met = answer.deadline_met
+            self._count(now, answer.model, not met)
+            outcome = "ok" if met else "late"
+            self._requests.inc(1, answer.model, answer.slo_class, outcome, "")
+            self._variants.inc(1, answer.model, answer.variant)
+            self._latency.observe(answer.latency_ms, {**model, "variant": answer.variant})
+            self._slack.observe(max(answer.latency_slo_ms - answer.latency_ms, 0.0), model)
+            self._queue.observe(answer.queue_ms, model)
+            self._lately.answered(now, answer)
+            if met:
+                good = self._good.setdefault(answer.model, deque())
+                good.append((now, answer.accuracy))
 
     def unanswered(self, stream: str, outcome: str, reason: str, count: int = 1) -> None:
         """Requests ended without an answer.
@@ -193,29 +183,33 @@ class FrontendMetrics:
         Args:
             stream: a model or pipeline, with the SLO class; or a task.
         """
-        model, slo_class = root_and_class(stream)
+        self._count_answers()
+        now, (model, slo_class) = time.monotonic(), root_and_class(stream)
         if outcome in FAULTS:
-            self._count(model, True, count)
+            self._count(now, model, True, count)
         self._requests.inc(count, model, slo_class, outcome, reason)
-        self._lately.unanswered(time.monotonic(), stream, outcome, reason, count)
+        self._lately.unanswered(now, stream, outcome, reason, count)
 
-    def _count(self, model: str, bad: bool, number: int = 1) -> None:
-        self._shares.setdefault(model, _Share()).count(time.monotonic(), bad, number)
+    def _count(self, now: float, model: str, bad: bool, number: int = 1) -> None:
+        self._shares.setdefault(model, _Share()).count(now, bad, number)
 
     def bad_rate(self) -> dict[str, float]:
         """Share of requests not answered in time by model, over the last minute."""
+        self._count_answers()
         now = time.monotonic()
         found = {model: share.value(now) for model, share in self._shares.items()}
         return {model: value for model, value in found.items() if value is not None}
 
     def predicted(self, variant: VariantRef, expected_ms: float, took_ms: float) -> None:
         """Note the predicted and the measured time of a batch, from its grant to its result."""
+        self._count_answers()
         tags = {"model": variant.model, "variant": variant.name}
         self._error.observe(abs(took_ms - expected_ms), tags)
         self._lately.predicted(time.monotonic(), variant.model, variant.name, expected_ms, took_ms)
 
     def goodput(self) -> dict[str, float]:
         """Requests answered in time per second by model, over the last seconds."""
+        self._count_answers()
         since = time.monotonic() - _GOODPUT_WINDOW_S
         rates = {}
         for model, good in self._good.items():
@@ -251,8 +245,9 @@ class FrontendMetrics:
         Args:
             expected: predictions for clients' requests, by model.
         """
-        for kept in (self._requests, self._variants, self._latency, self._slack, self._queue):
-            kept.tell()
+        self._count_answers()
+        self._requests.tell()
+        self._variants.tell()
         expected = expected or {}
         for model, bad_rate in self.bad_rate().items():
             self._bad_rate.set(bad_rate, {"model": model})

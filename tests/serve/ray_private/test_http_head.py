@@ -250,3 +250,38 @@ def test_an_answer_is_the_same_in_one_piece(method, watched):
     assert sum(written) == (0 if watched or method == "HEAD" else 2 * len(WHOLE))
     assert ours["text"][0].count(b"HTTP/1.1 200 OK") == 2 == ours["text"][1]
     assert b"x-evil" not in ours["split"][0]
+
+
+def test_a_body_is_taken_when_all_of_it_is_here():
+    taken = []
+
+    async def run():
+        async def app(scope, receive, send):
+            async def changed():
+                return {**await receive(), "body": b""}
+
+            assert heads.whole_body(scope, changed) is None
+            before = heads.whole_body(scope, receive)
+            while before is None and (await receive())["more_body"]:
+                pass
+            taken.append((before, heads.whole_body(scope, receive)))
+            await Response(b"1")(scope, receive, send)
+
+        config = Config(app, lifespan="off", http=heads.bounded(HttpToolsProtocol), log_config=None)
+        config.load()
+        loop = asyncio.get_running_loop()
+        near, far = socket.socketpair()
+        await loop.connect_accepted_socket(
+            lambda: config.http_protocol_class(config, ServerState(), {}, loop), far
+        )
+        near.setblocking(False)
+        for size, parts in ((3, [b"abc"]), (6, [b"abc", b"def"]), (300_000, [bytes(300_000)])):
+            head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % size
+            for part in (head + parts[0], *parts[1:]):
+                await loop.sock_sendall(near, part)
+                await asyncio.sleep(0.02)
+        near.close()
+        await asyncio.sleep(0.02)
+
+    clock.run(run())
+    assert taken == [(b"abc", b""), (None, b""), (None, b"")]
