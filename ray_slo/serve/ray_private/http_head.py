@@ -10,6 +10,7 @@ import asyncio
 import socket
 import struct
 import time
+import weakref
 from collections.abc import Callable
 from functools import wraps
 from http import HTTPStatus
@@ -39,22 +40,22 @@ _LAST_DATA_RECV = 52  # offset in Linux's `struct tcp_info`: milliseconds since 
 _TCP_INFO_BYTES = _LAST_DATA_RECV + 4
 
 
-class _Cycle:
-    """Holds uvicorn's object in a scope. Serve's proxies pickle scopes for replicas, which may not
-    have ray-slo. There, this is an empty dictionary."""
+class _Cycle(weakref.ref[Any]):
+    """Refers to uvicorn's object from a scope; that object refers to the scope.
 
-    __slots__ = ("cycle",)
+    Serve's proxies pickle scopes for replicas, which may not have ray-slo. There, this is an empty
+    dictionary.
+    """
 
-    def __init__(self, cycle: Any) -> None:
-        self.cycle = cycle
+    __slots__ = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, ()
 
 
 def _cycle_of(scope: Any) -> Any:
-    held = scope.get(_CYCLE)
-    return held.cycle if isinstance(held, _Cycle) else None
+    found = scope.get(_CYCLE)
+    return found() if isinstance(found, _Cycle) else None
 
 
 def bounded(protocol: type[Any]) -> type[Any]:

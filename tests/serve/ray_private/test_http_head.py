@@ -1,10 +1,12 @@
 """Heads of HTTP requests have a largest size and duration. The kernel knows the time of arrival."""
 
 import asyncio
+import gc
 import inspect
 import pickle
 import socket
 import time
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -285,3 +287,41 @@ def test_a_body_is_taken_when_all_of_it_is_here():
 
     clock.run(run())
     assert taken == [(b"abc", b""), (None, b""), (None, b"")]
+
+
+def test_a_request_leaves_no_garbage():
+    """Otherwise bodies would stay until the next full collection."""
+    scopes = []
+
+    class Scope(dict):
+        """A dictionary that can be watched."""
+
+    async def run():
+        async def app(scope, receive, send):
+            assert heads.whole_body(scope, receive) == b"abc"
+            assert heads.write_whole(scope, send, Response(b"1"))
+            watched = heads._cycle_of(scope).scope = Scope(scope)
+            watched[CYCLE] = scope[CYCLE]
+            scopes.append(weakref.ref(watched))
+
+        protocol = heads.bounded(HttpToolsProtocol)
+        config = Config(app, lifespan="off", http=protocol, log_config=None, access_log=False)
+        config.load()
+        loop = asyncio.get_running_loop()
+        near, far = socket.socketpair()
+        await loop.connect_accepted_socket(
+            lambda: config.http_protocol_class(config, ServerState(), {}, loop), far
+        )
+        for _ in range(3):
+            near.send(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc")
+            await asyncio.sleep(0.02)
+        kept = [scope() is not None for scope in scopes]
+        near.close()
+        await asyncio.sleep(0.02)
+        return kept
+
+    gc.disable()
+    try:
+        assert clock.run(run()) == [False, False, True]  # uvicorn keeps that of the last request
+    finally:
+        gc.enable()
