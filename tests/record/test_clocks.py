@@ -9,6 +9,7 @@ ROOT = Path(ray_slo.__file__).parent
 STAMPS = {
     "serve/proxy/direct.py",  # since when HAProxy, another process, had a request
     "serve/watch/log_writer.py",  # names of files, and when a log began
+    "serve/ray_private/ingress.py",  # lines of the access log
     "serve/scheduler/flights.py",
     "serve/config/spec.py",  # which of two releases is newer, in an actor that just started
     "serve/watch/spans.py",
