@@ -204,7 +204,7 @@ class Intake:
         return slo_ms / 1e3
 
     def _noting_bad_input(self, model: str) -> _NotingBadInput:
-        """Return a context that counts a client's mistake, and names the model in its error."""
+        """Return the context for a request to this model."""
         return _NotingBadInput(self._unanswered, model)
 
     # -- bodies ----------------------------------------------------------------------------
@@ -321,7 +321,10 @@ class Intake:
 
 
 class _NotingBadInput:
-    """Generators of `contextlib` would cost more."""
+    """Counts a client's mistake inside, and names the model in its error.
+
+    This and `_Admission` are classes, because generators of `contextlib` cost more.
+    """
 
     __slots__ = ("_count", "_model")
 

@@ -62,7 +62,7 @@ class Ingress:
         self._replica = None if missing else replica
         if not missing:
             quick_access_log(sys.modules[type(replica).__module__])
-        if missing:
+        else:
             logger.warning(
                 "Serve's replica has no %s. Requests take Serve's longer way, which costs more CPU "
                 "time.",
@@ -134,7 +134,7 @@ class QuickAccessLog:
 
     def info(self, said: str, *args: Any, **about: Any) -> None:
         extra = about.get("extra") or {}
-        if args or not extra.get("serve_access_log"):
+        if args or len(about) != 1 or not extra.get("serve_access_log"):
             self._log.info(said, *args, **{"stacklevel": 2, **about})
         elif self._log.isEnabledFor(logging.INFO):
             self._log.handle(self._record(said, extra))

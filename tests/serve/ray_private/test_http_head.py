@@ -1,4 +1,5 @@
-"""Heads of HTTP requests have a largest size and duration. The kernel knows the time of arrival."""
+"""Heads of HTTP requests have a largest size and duration. The kernel knows the time of arrival.
+Short bodies are read and written at once."""
 
 import asyncio
 import gc
@@ -23,6 +24,20 @@ from ray_slo.serve.ray_private.http_head import _CYCLE as CYCLE
 from tests.serve import clock
 
 
+async def connected(app, state=None):
+    """Return a socket whose other end is served by uvicorn with bounded heads. It is no TCP."""
+    protocol = heads.bounded(HttpToolsProtocol)
+    config = Config(app, lifespan="off", http=protocol, log_config=None, access_log=False)
+    config.load()
+    loop = asyncio.get_running_loop()
+    near, far = socket.socketpair()
+    near.setblocking(False)
+    await loop.connect_accepted_socket(
+        lambda: config.http_protocol_class(config, state or ServerState(), {}, loop), far
+    )
+    return near
+
+
 @pytest.fixture
 def connection(monkeypatch):
     """What a connection to uvicorn with bounded heads says to bytes: (open?, path of requests)."""
@@ -36,15 +51,7 @@ def connection(monkeypatch):
             await send({"type": "http.response.start", "status": 200, "headers": []})
             await send({"type": "http.response.body", "body": b""})
 
-        config = Config(app, lifespan="off", http=heads.bounded(HttpToolsProtocol), log_config=None)
-        config.load()
-        loop = asyncio.get_running_loop()
-        state = ServerState()
-        near, far = socket.socketpair()
-        await loop.connect_accepted_socket(
-            lambda: config.http_protocol_class(config, state, {}, loop), far
-        )
-        reader, writer = await asyncio.open_connection(sock=near)
+        reader, writer = await asyncio.open_connection(sock=await connected(app))
         for piece in sent:
             writer.write(piece)
             await asyncio.sleep(0.02)
@@ -83,13 +90,7 @@ def test_a_request_hears_when_its_client_leaves():
             came.set()
             await asyncio.sleep(60)
 
-        config = Config(app, lifespan="off", http=heads.bounded(HttpToolsProtocol), log_config=None)
-        config.load()
-        loop = asyncio.get_running_loop()
-        near, far = socket.socketpair()
-        await loop.connect_accepted_socket(
-            lambda: config.http_protocol_class(config, ServerState(), {}, loop), far
-        )
+        near = await connected(app)
         near.send(b"POST /1 HTTP/1.1\r\nhost: x\r\n\r\n")
         await came.wait()
         assert left == []
@@ -109,13 +110,7 @@ def test_a_request_came_just_now_if_the_kernel_does_not_know():
             await send({"type": "http.response.start", "status": 200, "headers": []})
             await send({"type": "http.response.body", "body": b""})
 
-        config = Config(app, lifespan="off", http=heads.bounded(HttpToolsProtocol), log_config=None)
-        config.load()
-        loop = asyncio.get_running_loop()
-        near, far = socket.socketpair()  # no TCP
-        await loop.connect_accepted_socket(
-            lambda: config.http_protocol_class(config, ServerState(), {}, loop), far
-        )
+        near = await connected(app)
         near.send(b"GET /1 HTTP/1.1\r\nhost: x\r\n\r\n")
         await asyncio.sleep(0.02)
         near.close()
@@ -224,21 +219,14 @@ def test_an_answer_is_the_same_in_one_piece(method, watched):
             if not at_once:
                 await response(scope, receive, out)
 
-        protocol = heads.bounded(HttpToolsProtocol)
-        config = Config(app, lifespan="off", http=protocol, log_config=None, access_log=False)
-        config.load()
-        loop, said = asyncio.get_running_loop(), {}
+        said = {}
         for path in WHOLE | NOT_WHOLE:
             state = ServerState()
             state.default_headers = [(b"server", b"uvicorn")]
-            near, far = socket.socketpair()
-            await loop.connect_accepted_socket(
-                lambda state=state: config.http_protocol_class(config, state, {}, loop), far
-            )
-            near.setblocking(False)
+            near = await connected(app, state)
             near.send(b"%s /%s HTTP/1.1\r\nhost: x\r\n\r\n" % (method.encode(), path.encode()) * 2)
             await asyncio.sleep(0.03)
-            said[path] = await loop.sock_recv(near, 300_000), state.total_requests
+            said[path] = near.recv(300_000), state.total_requests
             near.close()
             await asyncio.sleep(0)
         return said, written
@@ -269,18 +257,11 @@ def test_a_body_is_taken_when_all_of_it_is_here():
             taken.append((before, heads.whole_body(scope, receive)))
             await Response(b"1")(scope, receive, send)
 
-        config = Config(app, lifespan="off", http=heads.bounded(HttpToolsProtocol), log_config=None)
-        config.load()
-        loop = asyncio.get_running_loop()
-        near, far = socket.socketpair()
-        await loop.connect_accepted_socket(
-            lambda: config.http_protocol_class(config, ServerState(), {}, loop), far
-        )
-        near.setblocking(False)
+        near = await connected(app)
         for size, parts in ((3, [b"abc"]), (6, [b"abc", b"def"]), (300_000, [bytes(300_000)])):
             head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % size
             for part in (head + parts[0], *parts[1:]):
-                await loop.sock_sendall(near, part)
+                await asyncio.get_running_loop().sock_sendall(near, part)
                 await asyncio.sleep(0.02)
         near.close()
         await asyncio.sleep(0.02)
@@ -304,14 +285,7 @@ def test_a_request_leaves_no_garbage():
             watched[CYCLE] = scope[CYCLE]
             scopes.append(weakref.ref(watched))
 
-        protocol = heads.bounded(HttpToolsProtocol)
-        config = Config(app, lifespan="off", http=protocol, log_config=None, access_log=False)
-        config.load()
-        loop = asyncio.get_running_loop()
-        near, far = socket.socketpair()
-        await loop.connect_accepted_socket(
-            lambda: config.http_protocol_class(config, ServerState(), {}, loop), far
-        )
+        near = await connected(app)
         for _ in range(3):
             near.send(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc")
             await asyncio.sleep(0.02)

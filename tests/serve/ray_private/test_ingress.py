@@ -201,6 +201,9 @@ def test_serve_has_these_parts():
         *("inc_num_ongoing_requests(request_metadata)", "dec_num_ongoing_requests(request_"),
     ):
         assert used in start
+    source = inspect.getsource(sys.modules[Replica.__module__])
+    for part in (*PARTS, "_run_user_code_in_separate_thread"):
+        assert hasattr(Replica, part) or f"self.{part}" in source
 
 
 def test_lines_of_the_access_log_are_those_of_logging(caplog):
@@ -216,7 +219,9 @@ def test_lines_of_the_access_log_are_those_of_logging(caplog):
     for extra in (context, context | {"route": "/n"}, context | {"serve_access_log": False}):
         write(extra)
     module.logger.info("%d requests", 3)
-    one, other, plain, counted = caplog.records
+    module.logger.info("failed", extra=context, exc_info=ValueError("no"))
+    one, other, plain, counted, failed = caplog.records
+    assert failed.exc_info[0] is ValueError
     assert counted.getMessage() == "3 requests"
     assert counted.lineno > plain.lineno and counted.funcName != plain.funcName
     assert [r.getMessage() for r in (one, other)] == ["POST /m 200 1.5ms", "POST /n 200 1.5ms"]
@@ -232,7 +237,4 @@ def test_lines_of_the_access_log_are_those_of_logging(caplog):
         assert vars(record).keys() == vars(plain).keys()
     logging.getLogger("serve of a test").setLevel("WARNING")
     write(context)
-    assert len(caplog.records) == 4
-    source = inspect.getsource(sys.modules[Replica.__module__])
-    for part in (*PARTS, "_run_user_code_in_separate_thread"):
-        assert hasattr(Replica, part) or f"self.{part}" in source
+    assert len(caplog.records) == 5
