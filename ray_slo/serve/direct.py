@@ -9,8 +9,9 @@ address (`Listener.address`). A frontend sends pieces this way only after it is 
 frontend on another machine cannot connect, and continues with Serve's handle.
 
 Items are sent as plain pickles. Large arrays and bytes are beside the pickle, and are not copied
-into it. Serve's handle is also used for items that plain pickle cannot take, and for those that
-hold references to Ray's objects, which only Ray can pass on.
+into it. Those of a call go through shared memory (`serve.shared`), if the other side can open it.
+Serve's handle is also used for items that plain pickle cannot take, and for those that hold
+references to Ray's objects, which only Ray can pass on.
 
 Only processes of the same user are accepted; the kernel names the user of a socket. The sockets are
 in Linux's abstract namespace, so a killed process leaves nothing behind.
@@ -24,17 +25,21 @@ import contextlib
 import io
 import itertools
 import logging
+import mmap
 import os
 import pickle
 import socket
 import struct
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, NoReturn
 from uuid import uuid4
 
 import ray
 from ray import cloudpickle
+
+from ray_slo.serve.shared import Lent, Offer, opened
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +47,11 @@ _SIZE = struct.Struct(
     "<Q"
 )  # size of the rest: call, number of parts, sizes of the parts, the parts
 _HEAD = struct.Struct("<QI")
+_PART = struct.Struct("<Qq?")  # a part's size, its place in shared memory, whether it is read-only
+_INLINE = -1  # the place of a part that is in the message itself
 _READ = 65_536  # number of bytes to read ahead
 _APART = 16_384  # data of at least this many bytes is put beside the pickle
+_SHARED = 65_536  # parts of at least this many bytes go through shared memory
 _ALIGNED = 64  # parts begin at multiples of this many bytes
 _AGAIN_S = 5.0  # seconds between attempts to connect
 _CREDENTIALS = struct.Struct("3i")  # process, user and group of a peer
@@ -84,8 +92,14 @@ class _Pickler(pickle.Pickler):
     dispatch_table = dict.fromkeys((ray.ObjectRef, ray.ObjectRefGenerator), _refused)
 
 
-def encode(call: int, value: Any) -> list[Any]:
+def encode(
+    call: int, value: Any, lend: Callable[[memoryview], int | None] = lambda part: None
+) -> list[Any]:
     """Return a message as pieces, which are written one after the other.
+
+    Args:
+        lend: function that puts a part into shared memory, and returns its place. None: the part
+            goes into the message.
 
     Raises:
         NotDirect: plain pickle cannot take the value.
@@ -99,32 +113,49 @@ def encode(call: int, value: Any) -> list[Any]:
         raise
     except Exception as error:
         raise NotDirect(f"{type(error).__name__}: {error}") from error
-    return _message(call, file.getbuffer(), views)
+    return _message(call, file.getbuffer(), views, lend)
 
 
-def _message(call: int, pickled: Any, views: list[memoryview]) -> list[Any]:
-    parts = [pickled, *views]
-    sizes = [part.nbytes for part in parts]
-    head = _HEAD.pack(call, len(parts)) + struct.pack(f"<{len(sizes)}Q", *sizes)
+def _message(
+    call: int,
+    pickled: memoryview,
+    views: list[memoryview],
+    lend: Callable[[memoryview], int | None] = lambda part: None,
+) -> list[Any]:
+    placed: list[tuple[memoryview, int | None]] = [(pickled, None)]
+    placed += [(view, lend(view)) for view in views]
+    head = _HEAD.pack(call, len(placed)) + b"".join(
+        _PART.pack(part.nbytes, _INLINE if place is None else place, part.readonly)
+        for part, place in placed
+    )
     written: list[Any] = []
     at = len(head)
-    for part in parts:
-        padding = -at % _ALIGNED
-        written += (bytes(padding), part)
-        at += padding + part.nbytes
-    if not views:
+    for part, place in placed:
+        if place is None:
+            padding = -at % _ALIGNED
+            written += (bytes(padding), part)
+            at += padding + part.nbytes
+    if len(written) == 2:
         return [b"".join((_SIZE.pack(at), head, *written))]
     return [_SIZE.pack(at) + head, *written]
 
 
-def decode(message: memoryview) -> tuple[int, Any]:
+def decode(message: memoryview, lent: mmap.mmap | None = None) -> tuple[int, Any]:
     """Return the call's number and the value of a message without its size. Arrays stay in the
-    memory of the message."""
+    memory of the message; those in shared memory are copied.
+
+    Args:
+        lent: the sender's shared memory, if parts are there.
+    """
     call, count = _HEAD.unpack_from(message)
-    sizes = struct.unpack_from(f"<{count}Q", message, _HEAD.size)
-    at = _HEAD.size + _SIZE.size * count
-    parts = []
-    for size in sizes:
+    at = _HEAD.size + _PART.size * count
+    parts: list[Any] = []
+    for size, place, is_read_only in _PART.iter_unpack(message[_HEAD.size : at]):
+        if place != _INLINE:
+            assert lent is not None
+            with memoryview(lent) as memory, memory[place : place + size] as part:
+                parts.append(bytes(part) if is_read_only else bytearray(part))
+            continue
         at += -at % _ALIGNED
         parts.append(message[at : at + size])
         at += size
@@ -147,7 +178,8 @@ class _Messages(asyncio.BufferedProtocol, abc.ABC):
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
-        if _owner(transport.get_extra_info("socket")) != os.geteuid():
+        self._peer, user = _peer(transport.get_extra_info("socket"))
+        if user != os.geteuid():
             logger.warning("a process of another user tried to connect; it is not heard")
             transport.abort()
 
@@ -201,11 +233,11 @@ class _Messages(asyncio.BufferedProtocol, abc.ABC):
             self._transport.close()
 
 
-def _owner(line: Any) -> int:
-    """Return the user ID of the process at the other end."""
+def _peer(line: Any) -> tuple[int, int]:
+    """Return the ID of the process at the other end, and the ID of its user."""
     said = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, user, _ = _CREDENTIALS.unpack(said)
-    return int(user)
+    process, user, _ = _CREDENTIALS.unpack(said)
+    return process, user
 
 
 class Connection(_Messages):
@@ -216,6 +248,17 @@ class Connection(_Messages):
         self._loop = asyncio.get_running_loop()
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._ids = itertools.count()
+        self._lent: Lent | None = None
+        self._places: dict[int, list[int]] = {}  # in `_lent`, by the call that needs them
+
+    async def share(self, lent: Lent) -> None:
+        """Send large parts of calls through this memory, if the other side can open it.
+
+        Raises:
+            NotDirect, Disconnected: as for a call.
+        """
+        if await self.call(lent.offer):
+            self._lent = lent
 
     async def call(self, value: Any) -> Any:
         """The other side's answer.
@@ -228,7 +271,7 @@ class Connection(_Messages):
         if not self.is_open:
             raise NotDirect("the connection is closed")
         call = next(self._ids)
-        pieces = encode(call, value)
+        pieces = encode(call, value, partial(self._lend, call))
         future = self._calls[call] = self._loop.create_future()
         try:
             self._write(pieces)
@@ -249,13 +292,29 @@ class Connection(_Messages):
             raise NotDirect("the connection is closed")
         self._write(encode(_UNANSWERED, value))
 
+    def _lend(self, call: int, part: memoryview) -> int | None:
+        if self._lent is None or part.nbytes < _SHARED:
+            return None
+        place = self._lent.put(part)
+        if place is not None:
+            self._places.setdefault(call, []).append(place)
+        return place
+
+    def _take_back(self, call: int) -> None:
+        for place in self._places.pop(call, ()):
+            assert self._lent is not None
+            self._lent.free(place)
+
     def _hear(self, message: memoryview) -> None:
         call, said = decode(message)
+        self._take_back(call)
         future = self._calls.get(call)
         if future is not None and not future.done():
             future.set_result(said)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        for call in list(self._places):
+            self._take_back(call)
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(Disconnected(str(exc) if exc else "the connection was closed"))
@@ -269,6 +328,7 @@ class _Answering(_Messages):
         self._answer = answer
         self._all_open = all_open
         self._tasks: set[asyncio.Task[None]] = set()
+        self._lent: mmap.mmap | None = None  # the other side's memory
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -276,15 +336,24 @@ class _Answering(_Messages):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._all_open.discard(self)
+        if self._lent is not None:
+            self._lent.close()
+
+    async def _answer_to(self, value: Any) -> Any:
+        if isinstance(value, Offer):
+            self._lent = opened(self._peer, value)
+            return self._lent is not None
+        return await self._answer(value)
 
     def _hear(self, message: memoryview) -> None:
-        task = asyncio.get_running_loop().create_task(self._respond(*decode(message)))
+        call, value = decode(message, self._lent)
+        task = asyncio.get_running_loop().create_task(self._respond(call, value))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _respond(self, call: int, value: Any) -> None:
         try:
-            said: tuple[bool, Any] = (True, await self._answer(value))
+            said: tuple[bool, Any] = (True, await self._answer_to(value))
         except Exception as error:
             said = (False, error)
             if call == _UNANSWERED:
@@ -378,6 +447,7 @@ class Connections:
         self._spawn = spawn
         self._loop = asyncio.get_running_loop()
         self._open: dict[str, Connection] = {}
+        self._lent: Lent | None = None
         self._not_before: dict[
             str, float
         ] = {}  # earliest next attempt, by worker without a connection
@@ -405,7 +475,12 @@ class Connections:
             connection = await connect(address) if address else None
             if connection is not None:
                 self._open[worker] = connection
+                if self._lent is None:
+                    self._lent = Lent()
+                await connection.share(self._lent)
 
     def close(self) -> None:
         for connection in self._open.values():
             connection.close()
+        if self._lent is not None:
+            self._lent.close()

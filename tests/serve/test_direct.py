@@ -22,6 +22,7 @@ from ray_slo.serve.direct import (
     decode,
     encode,
 )
+from ray_slo.serve.shared import Lent
 from tests.serve.loops import in_loop, settle, until
 
 LARGE = bytes(range(256)) * 1024
@@ -176,7 +177,7 @@ async def test_another_user_is_not_heard(monkeypatch):
     async def answer(value):
         return value
 
-    monkeypatch.setattr(direct, "_owner", lambda line: os.geteuid() + 1)
+    monkeypatch.setattr(direct, "_peer", lambda line: (1, os.geteuid() + 1))
     async with listening(answer) as (listener, connection):
         assert connection is None
         await settle()
@@ -204,6 +205,7 @@ async def test_it_connects_once_and_again_when_the_connection_is_lost():
         assert [to("gpu", name) for name in names] == [None] * 4
         await until(lambda: to("gpu", "here") is not None)
         assert await to("gpu", "here").call(5) == 5
+        await until(lambda: to("gpu", "here")._lent is not None)
         assert [to("gpu", name) for name in names[1:]] == [None] * 3
         assert asked == [("gpu", name) for name in names]  # once each
         to("gpu", "here").close()
@@ -211,3 +213,102 @@ async def test_it_connects_once_and_again_when_the_connection_is_lost():
         again = await until(lambda: to("gpu", "here"))
         assert await again.call(6) == 6
         connections.close()
+
+
+@contextlib.contextmanager
+def lending(size=1 << 24):
+    lent = Lent(size)
+    try:
+        yield lent
+    finally:
+        lent.close()
+
+
+def is_whole(lent):
+    """Return whether nothing is in use."""
+    return len(lent._gaps) == 1 and not lent._taken
+
+
+@in_loop
+async def test_large_parts_go_through_shared_memory():
+    """They arrive as what they were, stay when the memory is used again, and free it."""
+    heard, sizes = [], []
+
+    async def answer(value):
+        heard.append(value)
+        return len(heard)
+
+    fixed = np.frombuffer(LARGE, np.uint16)
+    with lending() as lent:
+        async with listening(answer) as (_, connection):
+            await connection.share(lent)
+            write = connection._write
+            connection._write = lambda pieces: (sizes.append(sum(map(len, pieces))), write(pieces))
+            for turn in range(3):
+                array = np.arange(100_000) + turn
+                value = [apart(LARGE), array, fixed, apart(LARGE[:20_000]), "small"]
+                assert await connection.call(value) == turn + 1
+                assert is_whole(lent)
+    assert len(heard) == 3
+    for turn, (data, array, still, short, text) in enumerate(heard):
+        assert (data, short, text) == (LARGE, LARGE[:20_000], "small")
+        assert type(data) is bytes
+        np.testing.assert_array_equal(array, np.arange(100_000) + turn)
+        np.testing.assert_array_equal(still, fixed)
+        assert array.flags.writeable and array.flags.aligned
+        assert not still.flags.writeable
+    assert max(sizes) < 30_000  # only the short part is in the message
+
+
+@in_loop
+async def test_parts_without_room_in_shared_memory_are_in_the_message():
+    async def answer(value):
+        return [bytes(part) for part in value]
+
+    parts = [bytes([number]) * 100_000 for number in range(5)]
+    with lending(1 << 18) as lent:
+        async with listening(answer) as (_, connection):
+            await connection.share(lent)
+            assert await connection.call([apart(part) for part in parts]) == parts
+        assert is_whole(lent)
+
+
+@in_loop
+async def test_memory_that_the_other_side_cannot_open_is_not_used(monkeypatch):
+    async def answer(value):
+        return len(value)
+
+    monkeypatch.setattr(direct, "opened", lambda process, offer: None)
+    with lending() as lent:
+        monkeypatch.setattr(lent, "put", None)
+        async with listening(answer) as (_, connection):
+            await connection.share(lent)
+            assert await connection.call(apart(LARGE)) == len(LARGE)
+
+
+@in_loop
+async def test_memory_of_a_call_is_kept_until_the_other_side_has_answered_or_ended():
+    goes_on = asyncio.Event()
+
+    async def answer(value):
+        await goes_on.wait()
+
+    with lending() as lent:
+        async with listening(answer) as (listener, connection):
+            await connection.share(lent)
+            calls = [asyncio.ensure_future(connection.call(apart(LARGE))) for _ in range(2)]
+            await settle()
+            calls[0].cancel()  # the message is on its way all the same
+            await settle()
+            assert len(lent._taken) == 2
+            goes_on.set()
+            await calls[1]
+            await until(lambda: is_whole(lent))
+            goes_on.clear()
+            lost = asyncio.ensure_future(connection.call(apart(LARGE)))
+            await settle()
+            assert len(lent._taken) == 1
+            listener.close()
+            with pytest.raises(Disconnected):
+                await lost
+            assert is_whole(lent)

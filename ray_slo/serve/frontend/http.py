@@ -16,10 +16,11 @@ from starlette.requests import ClientDisconnect, Request
 
 from ray_slo.serve.deadlines import WHOLE_HEADER
 from ray_slo.serve.errors import BodyTooLarge, RefusedEarly, SlowBody
-from ray_slo.serve.ray_private.http_head import whole_body
+from ray_slo.serve.ray_private.http_head import read_whole, whole_body
 
 MAX_DEPTH = 100  # largest depth of JSON; pickle fails at a depth of a few hundred
 INLINE_BYTES = 32_768  # larger JSON bodies are parsed in a thread
+_MUCH_BYTES = 65_536  # a larger rest of a body is read directly into its place
 _CONTAINER = 10  # a list or an object counts as this many values, as it takes so long to pickle
 
 _WHOLE = WHOLE_HEADER.encode()
@@ -62,7 +63,8 @@ async def body_of(
     declared = _header(request, b"content-length").decode("latin-1")
     if declared.isdecimal() and (len(declared) > 18 or int(declared) > max_bytes):
         raise too_large("body", declared[:18], max_bytes, option=option)
-    if declared and (body := whole_body(request.scope, request.receive)):
+    size = int(declared) if declared.isdecimal() else 0
+    if size and (body := whole_body(request.scope, request.receive)):
         return body  # the HTTP server reads no more than is declared
     limit_s = min(max(left_s, 0.0) + _LATE_S, _BODY_S)
     chunks: list[bytes] = []
@@ -80,12 +82,17 @@ async def body_of(
             if came > max_bytes:
                 raise too_large("body", f"more than {max_bytes}", max_bytes, option=option)
             more = message.get("more_body", False)
+            if more and size - came > _MUCH_BYTES:
+                body = await read_whole(request.scope, request.receive, chunks, size)
+                if body is not None:
+                    return body
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
     except asyncio.CancelledError:
         if not reading.why:  # the request itself is cancelled
             raise
     finally:
         readers.end(reading)
+    came = sum(map(len, chunks))
     if reading.why == _CROWDED:
         said = (
             f"of the body, {came} bytes had come when too many bodies were being read at once, and "

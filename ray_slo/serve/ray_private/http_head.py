@@ -1,5 +1,5 @@
 """What uvicorn lacks: limits for size and duration of a request's head (request line and headers),
-the time when a request came to this machine, and quick ways to read and write short bodies.
+the time when a request came to this machine, and quick ways to read bodies and write short ones.
 
 A busy server may accept a connection seconds after its request arrived; the kernel knows the time.
 """
@@ -7,6 +7,8 @@ A busy server may accept a connection seconds after its request arrived; the ker
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import socket
 import struct
 import time
@@ -27,6 +29,7 @@ ACCEPTED = 64  # connections per turn of the event loop
 ARRIVAL = "ray_slo.arrival"  # in a scope: arrival of the request, `time.monotonic()` seconds
 LEAVING = "ray_slo.leaving"  # in a scope: list of functions to call when the client leaves
 _CYCLE = "ray_slo.cycle"  # in a scope: uvicorn's object for the request and its answer
+_LARGEST_PLACE = 16 * 2**20  # bytes of a body whose memory is taken before it has come
 _MOST_WHOLE = 65_536  # bytes of a body up to which copying it costs less than a second write
 _PROCESS = "ray_slo.process"  # in a scope: the process of that clock
 _OURS = uuid4().hex
@@ -131,6 +134,98 @@ def whole_body(scope: Any, receive: Any) -> bytes | None:
     body, cycle.body = bytes(cycle.body), bytearray()
     cycle.flow.resume_reading()
     return body
+
+
+async def read_whole(scope: Any, receive: Any, parts: list[bytes], size: int) -> bytes | None:
+    """Read the rest of a body from the connection into its place in memory. uvicorn copies each
+    part four times, and stops reading after 64 KiB until the application has taken them.
+
+    Args:
+        receive: as for `whole_body`.
+        parts: what the application has of the body. If the body does not become complete, what
+            came is appended.
+        size: declared size of the body, in bytes.
+
+    Returns:
+        The body. None: the application has to go on with `receive`.
+    """
+    cycle = _cycle_of(scope)
+    if cycle is None or receive != cycle.receive or not cycle.more_body or size > _LARGEST_PLACE:
+        return None
+    http = cycle.on_response.__self__
+    if http.cycle is not cycle or http.transport.is_closing():
+        return None
+    body, cycle.body = bytes(cycle.body), bytearray()
+    parts.append(body)
+    memory = io.BytesIO(bytes(size))
+    place = _Place(http, memory.getbuffer(), b"".join(parts))
+    try:
+        while cycle.more_body and not cycle.disconnected:
+            cycle.message_event.clear()
+            await cycle.message_event.wait()
+    finally:
+        parts.append(place.give_up())
+    return None if cycle.more_body else memory.getvalue()
+
+
+class _Place(asyncio.BufferedProtocol):
+    """Has a connection in place of uvicorn's protocol until a body is complete.
+
+    Args:
+        http: uvicorn's protocol.
+        memory: takes the body.
+        begun: the first part of the body, which uvicorn's parser has seen.
+    """
+
+    def __init__(self, http: Any, memory: memoryview, begun: bytes) -> None:
+        self._http, self._memory = http, memory
+        memory[: len(begun)] = begun
+        self._seen = self._at = len(begun)
+        self._connect(self)
+
+    def _connect(self, protocol: Any) -> None:
+        # A transport asks only at the start of reading how its protocol takes data.
+        self._http.flow.pause_reading()
+        self._http.transport.set_protocol(protocol)
+        self._http.flow.resume_reading()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._memory[self._at :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._at += nbytes
+        if self._at == len(self._memory):
+            self._memory.release()
+            self._connect(self._http)
+            # The old parser would wait for the rest of this body.
+            parser = self._http.parser = type(self._http.parser)(self._http)
+            with contextlib.suppress(AttributeError):  # an old httptools; uvicorn does the same
+                parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self._http.on_message_complete()
+
+    def eof_received(self) -> None:
+        self._http.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._http.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._http.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._http.resume_writing()
+
+    def give_up(self) -> bytes:
+        """Give the connection back, if the body is not complete. Return what has come of it."""
+        http = self._http
+        if http.transport.get_protocol() is not self:
+            return b""
+        came = bytes(self._memory[self._seen : self._at])
+        self._memory.release()
+        if not http.transport.is_closing():
+            self._connect(http)
+            http.data_received(came)
+        return came
 
 
 def write_whole(scope: Any, send: Any, response: Response) -> bool:

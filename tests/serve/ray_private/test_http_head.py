@@ -10,6 +10,7 @@ import time
 import weakref
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import uvicorn
 from starlette.background import BackgroundTask
@@ -268,6 +269,127 @@ def test_a_body_is_taken_when_all_of_it_is_here():
 
     clock.run(run())
     assert taken == [(b"abc", b""), (None, b""), (None, b"")]
+
+
+BODY = bytes(range(256)) * 1200
+
+
+def post(path, size, *headers):
+    lines = [b"POST %s HTTP/1.1" % path, b"host: x", b"content-length: %d" % size, *headers]
+    return b"\r\n".join((*lines, b"", b""))
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run_in_loop(request):
+    """`asyncio.run` with each of the event loops that uvicorn uses."""
+    if request.param == "asyncio":
+        return asyncio.run
+    return pytest.importorskip("uvloop").run
+
+
+def test_a_large_body_is_read_into_its_place(run_in_loop):
+    taken = []
+
+    async def run():
+        done = asyncio.Event()
+
+        async def app(scope, receive, send):
+            async def changed():
+                return await receive()
+
+            assert await heads.read_whole(scope, changed, [], len(BODY)) is None
+            parts = [(await receive())["body"]]
+            body = await heads.read_whole(scope, receive, parts, len(BODY))
+            taken.append((scope["path"], body, b"".join(parts) == BODY[: sum(map(len, parts))]))
+            if body is None:
+                taken.append((await receive())["type"])
+            else:
+                await Response(b"1")(scope, receive, send)
+            done.set()
+
+        near, loop = await connected(app), asyncio.get_running_loop()
+        for pieces in (
+            (post(b"/whole", len(BODY)), BODY[:90_000], BODY[90_000:]),
+            (post(b"/continued", len(BODY), b"expect: 100-continue"), BODY[:9], BODY[9:]),
+            # The client does not wait for the answer.
+            (post(b"/first", len(BODY)) + BODY, post(b"/second", len(BODY)) + BODY),
+            (post(b"/leaves", len(BODY)), BODY[:100_000]),
+        ):
+            for piece in pieces:
+                await loop.sock_sendall(near, piece)
+                await asyncio.sleep(0.02)
+        answers = await loop.sock_recv(near, 10_000)
+        assert answers.count(b"HTTP/1.1 200 OK") == 4
+        done.clear()
+        near.close()
+        await asyncio.wait_for(done.wait(), 10)
+
+    run_in_loop(run())
+    names = ["/whole", "/continued", "/first", "/second"]
+    assert taken == [*((name, BODY, True) for name in names), ("/leaves", None, True), END]
+
+
+END = "http.disconnect"
+
+
+def test_a_body_that_is_given_up_is_uvicorns_again(run_in_loop):
+    """Nothing of it is lost, and the connection serves on."""
+    slow, answered = [], []
+
+    async def run():
+        async def app(scope, receive, send):
+            if scope["path"] == "/slow":
+                parts = [(await receive())["body"]]
+                with pytest.raises(asyncio.TimeoutError):
+                    await asyncio.wait_for(heads.read_whole(scope, receive, parts, len(BODY)), 0.05)
+                slow.append(b"".join(parts))
+            answered.append(scope["path"])
+            await Response(b"1")(scope, receive, send)
+
+        near, loop = await connected(app), asyncio.get_running_loop()
+        for first in (80_000, 9):
+            await loop.sock_sendall(near, post(b"/slow", len(BODY)) + BODY[:first])
+            await asyncio.sleep(0.02)
+            await loop.sock_sendall(near, BODY[first:100_000])
+            await asyncio.sleep(0.1)
+            await loop.sock_sendall(near, BODY[100_000:] + post(b"/next", 3) + b"abc")
+            await asyncio.sleep(0.03)
+        assert (await loop.sock_recv(near, 10_000)).count(b"HTTP/1.1 200 OK") == 4
+        near.close()
+        await asyncio.sleep(0.02)
+
+    run_in_loop(run())
+    assert answered == ["/slow", "/next"] * 2
+    assert slow == [BODY[:100_000]] * 2
+
+
+def test_a_body_is_not_copied_after_it_was_read(monkeypatch):
+    """Otherwise a request of 2 MB would cost a third more."""
+    places = []
+
+    class Place(heads._Place):
+        def __init__(self, http, memory, begun):
+            places.append(np.frombuffer(memory, np.uint8).ctypes.data)
+            super().__init__(http, memory, begun)
+
+    monkeypatch.setattr(heads, "_Place", Place)
+
+    async def run():
+        async def app(scope, receive, send):
+            parts = [(await receive())["body"]]
+            body = await heads.read_whole(scope, receive, parts, len(BODY))
+            places.append(np.frombuffer(body, np.uint8).ctypes.data)
+            await Response(b"1")(scope, receive, send)
+
+        near = await connected(app)
+        for piece in (post(b"/", len(BODY)), BODY[:9], BODY[9:]):
+            await asyncio.get_running_loop().sock_sendall(near, piece)
+            await asyncio.sleep(0.02)
+        near.close()
+        await asyncio.sleep(0.02)
+
+    clock.run(run())
+    assert places[0] == places[1]
 
 
 def test_a_request_leaves_no_garbage():
