@@ -1,9 +1,12 @@
 """User classes for the live tests. Replicas import this module by name."""
 
+import hashlib
 import os
 import threading
 import time
 from pathlib import Path
+
+import numpy as np
 
 from ray_slo.core import Decision, Dispatch
 from ray_slo.policies.registry import make_policy
@@ -70,6 +73,22 @@ class Echo:
 
     async def __call__(self, items):
         return [f"{self.prefix}{item}" for item in items]
+
+
+class Digest:
+    """Answer with the digest of the first of two arrays, and whether a frontend shares memory."""
+
+    @staticmethod
+    async def preprocess(body):
+        return np.frombuffer(body, np.uint8), np.zeros(100)
+
+    @staticmethod
+    def example_input():
+        return np.zeros(10, np.uint8), np.zeros(100)
+
+    def __call__(self, items):
+        is_shared = "memfd:ray-slo" in Path("/proc/self/maps").read_text()
+        return [[hashlib.sha256(body).hexdigest(), is_shared] for body, _ in items]
 
 
 class Slow:

@@ -1,12 +1,14 @@
 """`@ray_slo.deployment` on a local Ray, with the scheduler embedded and as an actor."""
 
 import asyncio
+import hashlib
+import random
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from apps import Echo, Tasks
+from apps import Digest, Echo, Tasks
 from fastapi import FastAPI
 from ray import serve
 from ray.serve._private.proxy_request_response import ResponseStatus
@@ -234,6 +236,30 @@ def test_scaled_and_reconfigured_in_place_under_load(app, request):
     assert set(values) <= {9.0, 27.0}
     assert status_of(handle)["epoch"] == epoch  # the frontends and the scheduler stayed
     assert handle.remote(3).result() == {"value": 27.0}
+
+
+def test_http_large_bodies_arrive_whole_and_through_shared_memory(ray_cluster):
+    digest = ray_slo.deployment(
+        Digest, latency_slo_ms=SLO_MS, ray_actor_options={"num_cpus": 0.1}, profile_seconds=0.5
+    )
+    octets = {"content-type": "application/octet-stream"}
+    rng = random.Random(1)
+    with (
+        ray_cluster.running(digest.bind(), "digest", "/digest"),
+        httpx.Client(timeout=60) as client,
+    ):
+
+        def said_of(body):
+            answer = client.post(f"{ray_cluster.url}/digest", content=body, headers=octets)
+            assert answer.status_code == 200, answer.text
+            found, is_shared = answer.json()
+            assert found == hashlib.sha256(body).hexdigest()
+            return is_shared
+
+        assert eventually(lambda: said_of(rng.randbytes(100_000)))
+        bodies = [rng.randbytes(size) for size in (0, 1, 70_000, 300_000, 5_000_000, 16_000_000)]
+        with ThreadPoolExecutor(12) as threads:
+            assert all(threads.map(said_of, bodies * 3))
 
 
 def test_composition_and_fastapi(ray_cluster):
