@@ -290,6 +290,11 @@ class OnlineProfile:
         self._profile = None
 
     @property
+    def measured_to(self) -> int:
+        """The largest size that was measured. Asking for it computes no estimate."""
+        return self._shape.measured_to
+
+    @property
     def profile(self) -> LatencyProfile:
         """The current estimate (computed on demand after new samples)."""
         if self._profile is None:

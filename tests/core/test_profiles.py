@@ -266,8 +266,9 @@ class TestOnline:
         online = OnlineProfile(prior)
         for b in sizes:
             online.observe(b, truth(b))
+        known = online.measured_to  # without an estimate
         profile = online.profile
-        assert profile.measured_to == max(measured_to, *sizes)
+        assert known == profile.measured_to == max(measured_to, *sizes)
         for b in range(profile.measured_to, 65):
             # Within the octave of the largest batch, where sizes are told apart by the guess only.
             least = 1 - 1e-9 if measured_to else 0.85

@@ -221,7 +221,7 @@ class Batcher:
 
     def _start(self, dispatch: Dispatch) -> None:
         calls = [self._waiting.pop(r.id) for r in dispatch.requests if r.id in self._waiting]
-        exploring = len(calls) > self.belief.profile.measured_to
+        exploring = len(calls) > self.belief.measured_to
         task = self._loop.create_task(self._run(dispatch, calls, exploring))
         self._running += 1
         self._exploring += exploring  # count it now: drops in the same decision depend on it

@@ -59,6 +59,12 @@ class Belief:
         return profile.truncated(self.largest)
 
     @property
+    def measured_to(self) -> int:
+        """Largest batch size that was measured, and that there is memory for."""
+        measured_to = self._online.measured_to
+        return measured_to if self.largest is None else min(measured_to, self.largest)
+
+    @property
     def limit(self) -> int:
         """Largest batch size of the profile, with or without memory for it."""
         return self._online.prior.max_batch_size

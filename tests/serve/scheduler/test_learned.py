@@ -54,7 +54,9 @@ def test_a_batch_is_no_larger_than_all_workers_have_memory_for():
     (belief,) = learned.beliefs.values()
     belief.observe([(16, 0.5)], now=6.0)  # one that was on its way
     assert belief.profile.max_batch_size == 8
+    assert belief.measured_to == belief.profile.measured_to == 8
     assert beats(roster, learned, {"w1": 16, "w2": 16}, 7.0) == 16
+    assert belief.measured_to == belief.profile.measured_to == 16
 
 
 def test_less_memory_is_news_to_a_policy():
