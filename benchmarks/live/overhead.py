@@ -71,6 +71,10 @@ STREAM_S = 3.0  # length of a stream
 REPLICAS = 2
 WAITS = (0.25, 0.5, 1.0, 2.0)  # for `@serve.batch`, as multiples of the time of a batch of one
 CPU = {"num_cpus": 0.1}
+PROXY_CHECKS = (  # Serve's settings, in seconds
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S",
+)
 
 PLAIN, BATCH = "plain", "batch"
 SYSTEMS = {
@@ -84,43 +88,33 @@ OURS = {"embedded": {}, "actor": {"scheduler": "actor"}, "two": {"num_frontends"
 FAMILIES = {"theirs": (PLAIN, BATCH), "ours": tuple(OURS)}  # each has a Ray cluster of its own
 
 ASKED = [  # "*p*" matches the two modes with HAProxy: only their names contain a p
-    ("*p*, fast, 100 B, [59]00/s · @ray_slo.deployment", "CPU / plain", "≤", 1.3),
+    (
+        "*p*, fast, 100 B, [59]00/s · @ray_slo.deployment",
+        "CPU / plain",
+        "≤",
+        1.3,
+        "met but for 900/s with the optimized settings: the frontend costs as much as plain "
+        "Serve's replicas, and workers, rehearsals and HAProxy add 0.19 ms",
+    ),
     (
         "*p*, fast, 100 B, [59]00/s · @ray_slo.batch",
         "CPU / plain",
         "≤",
         1.05,
-        "it varies by a tenth between runs, because a cell is three streams of 3 s",
+        "met with HAProxy alone; with the optimized settings, plain Serve costs so little that "
+        "0.05 ms are 7 to 8 %",
     ),
     ("*p*, fast, 100 B, [59]00/s · @ray_slo.*", "bad", "≤", 0),
-    (
-        "*p*, fast, 100 B, [59]00/s · @ray_slo.deployment",
-        "p50 / plain",
-        "≤",
-        1,
-        "met but for 900/s with the optimized settings, where one event loop has all requests",
-    ),
-    (
-        "*p*, fast, 100 B, [59]00/s · @ray_slo.deployment",
-        "p99 / plain",
-        "≤",
-        1,
-        "met but for 900/s with HAProxy alone, where one event loop has all requests",
-    ),
+    ("*p*, fast, 100 B, [59]00/s · @ray_slo.deployment", "p50 / plain", "≤", 1),
+    ("*p*, fast, 100 B, [59]00/s · @ray_slo.deployment", "p99 / plain", "≤", 1),
     (
         "*p*, fast, 2 MB, * · @ray_slo.deployment",
         "p99 / plain",
         "≤",
         1,
-        "the body takes one hop more than with plain Serve",
+        "met with the optimized settings; with HAProxy alone, 0.1 % more, in rounds of 60 requests",
     ),
-    (
-        "*p*, fast, 100 B, largest rate · @ray_slo.deployment",
-        "largest / plain",
-        "≥",
-        1,
-        "met with the optimized settings; with HAProxy alone, 0.4 % are missing",
-    ),
+    ("*p*, fast, 100 B, largest rate · @ray_slo.deployment", "largest / plain", "≥", 1),
     ("*p*, slow, 100 B, largest rate · @ray_slo.deployment", "largest / plain", "≥", 1.15),
 ]
 
@@ -324,6 +318,8 @@ def served(mode: str, name: str, systems: Sequence[str]) -> Iterator[dict[str, F
                 for variable in (PROXY_CALLBACK_ENV, BINARY_ENV, BUFFER_ENV):
                     environ.pop(variable, None)
             environ |= {"RAY_worker_niceness": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+            # Serve kills a proxy that is too busy to answer its health checks, as in an overload.
+            environ |= dict.fromkeys(PROXY_CHECKS, "60")
             order = [sys.executable, "-m", "benchmarks.live.overhead"]
             process = subprocess.Popen(
                 [*order, family, name, *wanted],
