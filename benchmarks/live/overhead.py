@@ -101,8 +101,8 @@ ASKED = [  # "*p*" matches the two modes with HAProxy: only their names contain 
         "CPU / plain",
         "≤",
         1.05,
-        "met with HAProxy alone; with the optimized settings, plain Serve costs so little that "
-        "0.05 ms are 7 to 8 %",
+        "met with HAProxy alone; with the optimized settings, plain Serve costs 0.6 to 0.8 ms, of "
+        "which little is a large share",
     ),
     ("*p*, fast, 100 B, [59]00/s · @ray_slo.*", "bad", "≤", 0),
     ("*p*, fast, 100 B, [59]00/s · @ray_slo.deployment", "p50 / plain", "≤", 1),

@@ -43,9 +43,7 @@ from ray_slo.serve.shared import Lent, Offer, opened
 
 logger = logging.getLogger(__name__)
 
-_SIZE = struct.Struct(
-    "<Q"
-)  # size of the rest: call, number of parts, sizes of the parts, the parts
+_SIZE = struct.Struct("<Q")  # size of the rest: call, number of parts, table of parts, the parts
 _HEAD = struct.Struct("<QI")
 _PART = struct.Struct("<Qq?")  # a part's size, its place in shared memory, whether it is read-only
 _INLINE = -1  # the place of a part that is in the message itself
