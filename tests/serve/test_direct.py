@@ -312,3 +312,22 @@ async def test_memory_of_a_call_is_kept_until_the_other_side_has_answered_or_end
             with pytest.raises(Disconnected):
                 await lost
             assert is_whole(lent)
+
+
+@in_loop
+async def test_a_system_without_shared_memory_connects_all_the_same(monkeypatch):
+    async def answer(value):
+        return len(value)
+
+    def refused():
+        raise OSError("no such memory")
+
+    async def address_of(kind, worker):
+        return listener.address
+
+    monkeypatch.setattr(direct, "Lent", refused)
+    async with listening(answer) as (listener, _):
+        connections = Connections(address_of, asyncio.ensure_future)
+        connection = await until(lambda: connections.to("gpu", "w"))
+        assert await connection.call(apart(LARGE)) == len(LARGE)
+        connections.close()
