@@ -337,11 +337,16 @@ def test_a_body_that_is_given_up_is_uvicorns_again(run_in_loop):
     slow, answered = [], []
 
     async def run():
+        over = asyncio.Event()
+
         async def app(scope, receive, send):
             if scope["path"] == "/slow":
                 parts = [(await receive())["body"]]
-                with pytest.raises(asyncio.TimeoutError):
-                    await asyncio.wait_for(heads.read_whole(scope, receive, parts, len(BODY)), 0.05)
+                reading = asyncio.ensure_future(heads.read_whole(scope, receive, parts, len(BODY)))
+                await over.wait()
+                reading.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await reading
                 slow.append(b"".join(parts))
             answered.append(scope["path"])
             await Response(b"1")(scope, receive, send)
@@ -351,7 +356,10 @@ def test_a_body_that_is_given_up_is_uvicorns_again(run_in_loop):
             await loop.sock_sendall(near, post(b"/slow", len(BODY)) + BODY[:first])
             await asyncio.sleep(0.02)
             await loop.sock_sendall(near, BODY[first:100_000])
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.05)
+            over.set()
+            await asyncio.sleep(0.02)
+            over.clear()
             await loop.sock_sendall(near, BODY[100_000:] + post(b"/next", 3) + b"abc")
             await asyncio.sleep(0.03)
         assert (await loop.sock_recv(near, 10_000)).count(b"HTTP/1.1 200 OK") == 4
