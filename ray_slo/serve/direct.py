@@ -90,9 +90,12 @@ class _Pickler(pickle.Pickler):
     dispatch_table = dict.fromkeys((ray.ObjectRef, ray.ObjectRefGenerator), _refused)
 
 
-def encode(
-    call: int, value: Any, lend: Callable[[memoryview], int | None] = lambda part: None
-) -> list[Any]:
+def _keep(part: memoryview) -> int | None:
+    """Put no part into shared memory."""
+    return None
+
+
+def encode(call: int, value: Any, lend: Callable[[memoryview], int | None] = _keep) -> list[Any]:
     """Return a message as pieces, which are written one after the other.
 
     Args:
@@ -118,7 +121,7 @@ def _message(
     call: int,
     pickled: memoryview,
     views: list[memoryview],
-    lend: Callable[[memoryview], int | None] = lambda part: None,
+    lend: Callable[[memoryview], int | None] = _keep,
 ) -> list[Any]:
     placed: list[tuple[memoryview, int | None]] = [(pickled, None)]
     placed += [(view, lend(view)) for view in views]

@@ -99,7 +99,7 @@ def test_memory_that_cannot_be_opened(memory, process, file, size):
     assert opened(process, offer) is None
 
 
-def test_unused_memory_is_given_back(memory, monkeypatch):
+def test_unused_memory_is_given_back(memory):
     async def run():
         place = memory.put(memoryview(bytes(5 * PAGE)))
         other = memory.put(memoryview(b"1"))

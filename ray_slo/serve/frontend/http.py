@@ -20,7 +20,6 @@ from ray_slo.serve.ray_private.http_head import read_whole, whole_body
 
 MAX_DEPTH = 100  # largest depth of JSON; pickle fails at a depth of a few hundred
 INLINE_BYTES = 32_768  # larger JSON bodies are parsed in a thread
-_MUCH_BYTES = 65_536  # a larger rest of a body is read directly into its place
 _CONTAINER = 10  # a list or an object counts as this many values, as it takes so long to pickle
 
 _WHOLE = WHOLE_HEADER.encode()
@@ -82,7 +81,7 @@ async def body_of(
             if came > max_bytes:
                 raise too_large("body", f"more than {max_bytes}", max_bytes, option=option)
             more = message.get("more_body", False)
-            if more and size - came > _MUCH_BYTES:
+            if more and size:
                 body = await read_whole(request.scope, request.receive, chunks, size)
                 if body is not None:
                     return body

@@ -29,6 +29,7 @@ ACCEPTED = 64  # connections per turn of the event loop
 ARRIVAL = "ray_slo.arrival"  # in a scope: arrival of the request, `time.monotonic()` seconds
 LEAVING = "ray_slo.leaving"  # in a scope: list of functions to call when the client leaves
 _CYCLE = "ray_slo.cycle"  # in a scope: uvicorn's object for the request and its answer
+_LEAST_REST = 65_536  # bytes that have to be missing, so that a place for a body is worth its cost
 _LARGEST_PLACE = 16 * 2**20  # bytes of a body whose memory is taken before it has come
 _MOST_WHOLE = 65_536  # bytes of a body up to which copying it costs less than a second write
 _PROCESS = "ray_slo.process"  # in a scope: the process of that clock
@@ -150,7 +151,10 @@ async def read_whole(scope: Any, receive: Any, parts: list[bytes], size: int) ->
         The body. None: the application has to go on with `receive`.
     """
     cycle = _cycle_of(scope)
-    if cycle is None or receive != cycle.receive or not cycle.more_body or size > _LARGEST_PLACE:
+    if cycle is None or receive != cycle.receive or not cycle.more_body:
+        return None
+    have = sum(map(len, parts)) + len(cycle.body)
+    if size - have <= _LEAST_REST or size > _LARGEST_PLACE:
         return None
     http = cycle.on_response.__self__
     if http.cycle is not cycle or http.transport.is_closing():

@@ -1,5 +1,5 @@
 """Heads of HTTP requests have a largest size and duration. The kernel knows the time of arrival.
-Short bodies are read and written at once."""
+Large bodies are read into their place; short answers are written at once."""
 
 import asyncio
 import gc
@@ -310,7 +310,7 @@ def test_a_large_body_is_read_into_its_place(run_in_loop):
         near, loop = await connected(app), asyncio.get_running_loop()
         for pieces in (
             (post(b"/whole", len(BODY)), BODY[:90_000], BODY[90_000:]),
-            (post(b"/continued", len(BODY), b"expect: 100-continue"), BODY[:9], BODY[9:]),
+            (post(b"/continued", len(BODY), b"expect: 100-continue"), BODY[:90], BODY[90:]),
             # The client does not wait for the answer.
             (post(b"/first", len(BODY)) + BODY, post(b"/second", len(BODY)) + BODY),
             (post(b"/leaves", len(BODY)), BODY[:100_000]),
@@ -330,6 +330,30 @@ def test_a_large_body_is_read_into_its_place(run_in_loop):
 
 
 END = "http.disconnect"
+
+
+@pytest.mark.parametrize(
+    ("size", "first"),
+    [(64_000, 1), (100_000, 40_000), (17 * 2**20, 9000)],
+    ids=["small", "little is missing", "too large"],
+)
+def test_no_place_is_taken_for_a_body(monkeypatch, size, first):
+    monkeypatch.setattr(heads, "_Place", None)
+    found = []
+
+    async def run():
+        async def app(scope, receive, send):
+            parts = [(await receive())["body"]]
+            found.append((await heads.read_whole(scope, receive, parts, size), b"".join(parts)))
+
+        near = await connected(app)
+        near.send(post(b"/", size) + bytes(first))
+        await asyncio.sleep(0.02)
+        near.close()
+        await asyncio.sleep(0.02)
+
+    clock.run(run())
+    assert found == [(None, bytes(first))]
 
 
 def test_a_body_that_is_given_up_is_uvicorns_again(run_in_loop):
@@ -352,7 +376,7 @@ def test_a_body_that_is_given_up_is_uvicorns_again(run_in_loop):
             await Response(b"1")(scope, receive, send)
 
         near, loop = await connected(app), asyncio.get_running_loop()
-        for first in (80_000, 9):
+        for first in (80_000, 90):
             await loop.sock_sendall(near, post(b"/slow", len(BODY)) + BODY[:first])
             await asyncio.sleep(0.02)
             await loop.sock_sendall(near, BODY[first:100_000])
@@ -372,7 +396,6 @@ def test_a_body_that_is_given_up_is_uvicorns_again(run_in_loop):
 
 
 def test_a_body_is_not_copied_after_it_was_read(monkeypatch):
-    """Otherwise a request of 2 MB would cost a third more."""
     places = []
 
     class Place(heads._Place):
@@ -390,7 +413,7 @@ def test_a_body_is_not_copied_after_it_was_read(monkeypatch):
             await Response(b"1")(scope, receive, send)
 
         near = await connected(app)
-        for piece in (post(b"/", len(BODY)), BODY[:9], BODY[9:]):
+        for piece in (post(b"/", len(BODY)), BODY[:90], BODY[90:]):
             await asyncio.get_running_loop().sock_sendall(near, piece)
             await asyncio.sleep(0.02)
         near.close()
