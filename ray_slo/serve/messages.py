@@ -130,6 +130,7 @@ class Piece:
     The batch starts at most `start_by_s` seconds after receipt, without pieces still missing then.
     `traces` are contexts of the traced requests. The first deadline of the batch is `late_in_s`
     seconds after receipt. Requests that could not run until then for lack of memory are returned.
+    `sizes` are those of the items; empty if each is 1.
     """
 
     batch_id: str
@@ -140,6 +141,7 @@ class Piece:
     start_by_s: float
     traces: tuple[str, ...] = ()
     late_in_s: float = math.inf
+    sizes: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)

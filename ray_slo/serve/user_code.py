@@ -23,9 +23,7 @@ from typing import Any, NamedTuple
 
 from ray import cloudpickle
 
-from ray_slo.core.text import type_in_words
 from ray_slo.models.checkpoint import Preempted
-from ray_slo.serve.errors import BatchResultError
 from ray_slo.serve.suspects import Marks
 
 _STUCK_S = 60.0  # a call that runs longer counts as hanging
@@ -51,12 +49,63 @@ def in_words(error: BaseException) -> str:
 
 
 def sendable(error: Exception) -> Exception:
-    """Return the error itself. If it cannot be pickled, return one with the same text."""
+    """Return an error that has the type and message of this one, also in another process.
+
+    It is the error itself if its pickle keeps both. Otherwise, its class gets a subclass that is
+    unpickled without the constructor, which may take other arguments than `args`. If its class does
+    not allow that, or does not exist in the other process, the error gets a class with the same
+    name, derived from the same class of Python.
+    """
+    if _stays(error, error):
+        return error
+    with contextlib.suppress(BaseException):
+        again = _made_again(type(error), error.args, _state(error))
+        if _stays(again, error):
+            return again
+    return _stand_in(error)
+
+
+def _stays(sent: Exception, error: Exception) -> bool:
+    """Return whether an error arrives with the type and message of `error`."""
     try:
-        cloudpickle.loads(cloudpickle.dumps(error))
+        came = cloudpickle.loads(cloudpickle.dumps(sent))
+        return type(came).__name__ == type(error).__name__ and str(came) == str(error)
+    except BaseException:
+        return False
+
+
+def _made_again(cls: Any, args: tuple[Any, ...], state: dict[str, Any]) -> Exception:
+    """Make an error without the constructor of its class."""
+    same = type(cls.__name__, (cls,), {"__reduce__": lambda _: (_made_again, (cls, args, state))})
+    return _made(same, args, state)
+
+
+def _made(cls: Any, args: tuple[Any, ...], state: dict[str, Any]) -> Exception:
+    error: Exception = cls.__new__(cls, *args)
+    error.args = args
+    vars(error).update(state)
+    return error
+
+
+def _state(error: Exception) -> dict[str, Any]:
+    """Return the attributes of an error that can be sent."""
+    found = {}
+    for name, value in vars(error).items():
+        with contextlib.suppress(BaseException):
+            found[name] = cloudpickle.loads(cloudpickle.dumps(value))
+    return found
+
+
+def _stand_in(error: Exception) -> Exception:
+    said = in_words(error).removeprefix(f"{type(error).__name__}: ")
+    base = next(cls for cls in type(error).__mro__ if cls.__module__ == "builtins")
+    cls = type(type(error).__name__, (base,), {"__str__": lambda error: error.said})
+    try:
+        made = _made(cls, (), {**_state(error), "said": said})
+        cloudpickle.loads(cloudpickle.dumps(made))
     except BaseException:
         return RuntimeError(in_words(error))
-    return error
+    return made
 
 
 def call(
@@ -138,30 +187,6 @@ def heard(task: asyncio.Future[Any]) -> None:
     """Read the error of a task, because asyncio logs errors that are never read."""
     if not task.cancelled():
         task.exception()
-
-
-def check_results(results: Any, expected: int, method: str, model: str) -> None:
-    """Check that a batch method returned a list with one result per item.
-
-    Raises:
-        BatchResultError: it did not.
-    """
-    try:
-        unordered = isinstance(results, str | bytes | dict | set | frozenset)
-        count = -1 if unordered else len(results)
-    except TypeError:
-        count = -1
-    if count != expected:
-        got = _counted(count, "result") if count >= 0 else type_in_words(results)
-        raise BatchResultError(
-            f"{method} was given {_counted(expected, 'item')} and returned {got}; "
-            "it must return a list with one result per item",
-            model=model,
-        )
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 class _Call(NamedTuple):

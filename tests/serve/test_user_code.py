@@ -1,11 +1,16 @@
 """An error of user code ends only its own call."""
 
 import asyncio
+import pickle
 import sys
 import threading
 import time
 
 import pytest
+from fastapi import HTTPException as FastAPIHTTPException
+from pydantic import BaseModel, ValidationError
+from ray import cloudpickle
+from starlette.exceptions import HTTPException
 
 from ray_slo.models.checkpoint import Preempted, PreemptionFlag
 from ray_slo.serve import user_code
@@ -89,8 +94,60 @@ def test_others_are_as_they_are(error):
 def test_errors_whose_own_code_raises():
     assert in_words(Mute()) == "Mute, whose message cannot be made"
     assert str(as_exception(Panic("rust"))) == "Panic: rust"
-    assert str(sendable(Unpicklable("x"))) == "Unpicklable: x"
+    assert in_words(sendable(Unpicklable("x"))) == "Unpicklable: x"
     assert isinstance(sendable(ValueError("x")), ValueError)
+
+
+class TwoArguments(ValueError):
+    def __init__(self, field, why):
+        super().__init__(f"{field}: {why}")
+        self.field, self.cause, self.lock = field, None, threading.Lock()
+
+
+class Model(BaseModel):
+    pixels: int
+
+
+def invalid():
+    try:
+        Model(pixels="x")
+    except ValidationError as error:
+        return error
+
+
+def local():
+    class Local(KeyError):
+        pass
+
+    return Local("pixels")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TwoArguments("pixels", "missing"),
+        HTTPException(status_code=401, detail="no", headers={"x-a": "b"}),
+        FastAPIHTTPException(status_code=418, detail={"why": "tea"}),
+        invalid(),
+        local(),
+        Unpicklable("x"),
+        Mute(),
+        OSError(2, "No such file", "x.png"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_type_and_message_survive_each_hop(error):
+    said = in_words(error)
+    sent = error
+    for _ in range(3):
+        sent = pickle.loads(cloudpickle.dumps(sendable(sent)))
+        assert in_words(sent) == said or isinstance(error, Mute)
+        assert type(sent).__name__ == type(error).__name__
+    assert isinstance(sent, type(error).__mro__[1])
+    for name in ("status_code", "detail", "headers", "field", "cause"):
+        if hasattr(error, name):
+            assert getattr(sent, name) == getattr(error, name)
 
 
 def test_who_leaves_takes_the_call_along():

@@ -18,6 +18,7 @@ Correction of a wrong profile
 from __future__ import annotations
 
 import asyncio
+import enum
 import functools
 import inspect
 import itertools
@@ -47,6 +48,7 @@ from ray_slo.serve import user_code
 from ray_slo.serve.deadlines import deadline_for, without_request
 from ray_slo.serve.errors import Expired, SLOError, error_of
 from ray_slo.serve.ray_private import context
+from ray_slo.serve.results import as_it_is, taken
 from ray_slo.serve.scheduler.host import PolicyHost
 from ray_slo.serve.scheduler.learned import Belief
 from ray_slo.serve.watch import tracing
@@ -100,6 +102,36 @@ class Call:
         return context.model_id(self.context), len(self.args), tuple(self.kwargs)
 
 
+class Kind(enum.Enum):
+    """Kinds of batch functions."""
+
+    SYNC = "runs in a thread"
+    ASYNC = "runs on the event loop"
+    STREAM = "yields a list for each step"
+
+
+def code_of(func: Any) -> tuple[Any, ...]:
+    """Return the functions that may say of which kind a callable is: the function of a partial, and
+    the `__call__` of an object."""
+    while isinstance(func, functools.partial):
+        func = func.func
+    return func, type(func).__call__
+
+
+def kind_of(func: Callable[..., Any]) -> Kind:
+    """Return the kind of a function, a partial, or an object with `__call__`."""
+    for code in code_of(func):
+        if inspect.isasyncgenfunction(code):
+            return Kind.STREAM
+        if inspect.iscoroutinefunction(code):
+            return Kind.ASYNC
+    return Kind.SYNC
+
+
+async def _awaited(method: Callable[[], Any], take: Callable[[Any], list[Any]]) -> list[Any]:
+    return take(await method())
+
+
 class End:
     """The end of a stream in its queue, with the error if there is one."""
 
@@ -115,6 +147,7 @@ class Batcher:
     ) -> None:
         self._name = name
         self._func = func
+        self._kind = kind_of(func)
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self.belief = belief or Belief(settings.prior())
@@ -315,6 +348,8 @@ class Batcher:
                 if ok == [True]:
                     self._learn(len(calls), finished - started)
             finally:
+                # Whatever happened, nobody waits for a batch that is over.
+                self._answer_all(calls, RuntimeError(f"{self._name}: the batch gave no answer"))
                 self._running -= 1
                 self._exploring -= exploring
                 self._ended_at = time.monotonic()
@@ -338,37 +373,47 @@ class Batcher:
                 context.batch_context([c.context for c in calls]),
                 tracing.within([c.trace for c in calls]),
             ):
-                if inspect.isasyncgenfunction(self._func):
-                    await self._run_stream(calls, self._func(*args, **kwargs))
+                method = functools.partial(self._func, *args, **kwargs)
+                if self._kind is Kind.STREAM:
+                    await self._run_stream(calls, method())
                     return True
-                if inspect.iscoroutinefunction(self._func):
-                    results = await user_code.call_async(
-                        functools.partial(self._func, *args, **kwargs)
-                    )
+                take = functools.partial(self._taken, expected=len(calls))
+                if self._kind is Kind.ASYNC:
+                    answers = await user_code.call_async(_awaited, method, take)
                 else:
-                    results = await self._run_in_thread(args, kwargs)
-            user_code.check_results(results, len(calls), self._name, self._name)
+                    answers = await self._run_in_thread(method, take)
         except asyncio.CancelledError:
             self._answer_all(calls, RuntimeError(f"{self._name}: the batch was cancelled"))
             raise
         except Exception as error:
             self._answer_all(calls, error)
             return False
-        for call, result in zip(calls, results, strict=True):
+        for call, answer in zip(calls, answers, strict=True):
             if not call.future.done():
-                call.future.set_result(result)
+                call.future.set_result(answer)
         return True
 
-    async def _run_in_thread(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        call = functools.partial(user_code.call, functools.partial(self._func, *args, **kwargs))
+    def _taken(self, results: Any, expected: int) -> list[Any]:
+        return taken(results, expected, self._name, self._name, as_it_is)
+
+    async def _run_in_thread(
+        self, method: Callable[[], Any], take: Callable[[Any], list[Any]]
+    ) -> list[Any]:
+        def run() -> Any:
+            results = method()
+            return results if inspect.isawaitable(results) else take(results)
+
         if self._pool is None:
             self._pool = ThreadPoolExecutor(
                 self._settings.max_concurrent_batches, f"batch-{self._name}"
             )
-        results = await self._loop.run_in_executor(self._pool, copy_context().run, call)
-        if inspect.isawaitable(results):
-            return await user_code.call_async(lambda: results)
-        return results
+        found = await self._loop.run_in_executor(
+            self._pool, copy_context().run, user_code.call, run
+        )
+        if inspect.isawaitable(found):
+            found = await user_code.call_async(_awaited, lambda: found, take)
+        answers: list[Any] = found
+        return answers
 
     async def _run_stream(self, calls: list[Call], steps: Any) -> None:
         queues: list[asyncio.Queue[Any]] = [asyncio.Queue() for _ in calls]
@@ -378,15 +423,15 @@ class Batcher:
         error: Exception | None = None
         try:
             async for results in steps:
-                user_code.check_results(results, len(calls), self._name, self._name)
-                for call, queue, result in zip(calls, queues, results, strict=True):
+                values = self._taken(results, len(calls))
+                for call, queue, value in zip(calls, queues, values, strict=True):
                     if call.ended:
                         continue
-                    if result is StopIteration or result is StopAsyncIteration:
+                    if value is StopIteration or value is StopAsyncIteration:
                         call.ended = True
                         queue.put_nowait(End())
                     else:
-                        queue.put_nowait(result)
+                        queue.put_nowait(value)
                 if all(call.ended for call in calls):
                     break
         except asyncio.CancelledError:

@@ -19,7 +19,7 @@ from ray_slo.core.profiles import load_profiles, profile_of
 from ray_slo.core.requests import MAX_LATENCY_MS
 from ray_slo.core.text import quoted, text_of
 from ray_slo.policies.registry import make_policy
-from ray_slo.serve.batch.batcher import Batcher, Call, End, Settings
+from ray_slo.serve.batch.batcher import Batcher, Call, End, Kind, Settings, code_of, kind_of
 from ray_slo.serve.deadlines import as_number, note_headers
 from ray_slo.serve.errors import BadInput, ConfigError, SLOError
 from ray_slo.serve.ray_private import context
@@ -39,7 +39,7 @@ class _Batched:
 
     def __init__(self, func: Callable[..., Any], settings: Settings) -> None:
         self.func = func
-        self.name = func.__name__
+        self.name = _name_of(func)
         self.settings = settings
         self._signature = inspect.signature(func)
         parameters = list(self._signature.parameters.values())
@@ -266,21 +266,28 @@ def batch(
     def decorate(func: Callable[..., Any]) -> Callable[..., Any]:
         if not callable(func) or inspect.isclass(func):
             raise _refused(f"@ray_slo.batch decorates functions and methods, not {quoted(func)}")
-        if inspect.isgeneratorfunction(func):
+        if any(map(inspect.isgeneratorfunction, code_of(func))):
             raise _refused(
-                f"{func.__name__} is a generator; for streams, make it `async def` with `yield`"
+                f"{_name_of(func)} is a generator; for streams, make it `async def` with `yield`"
             )
         settings = Settings(
             latency_slo_s=slo_ms / 1e3,
             max_batch_size=_positive_int("max_batch_size", max_batch_size),
             max_concurrent_batches=_positive_int("max_concurrent_batches", max_concurrent_batches),
             objective=objective,
-            profile=_load(profile, func.__name__),
+            profile=_load(profile, _name_of(func)),
             margin=margin_ms / slo_ms,
         )
         return _wrap(_Batched(func, settings))
 
     return decorate
+
+
+def _name_of(func: Any) -> str:
+    """Return the name of a function, of a partial's function, or of the class of an object with
+    `__call__`."""
+    named = code_of(func)[0]
+    return str(getattr(named, "__name__", type(named).__name__))
 
 
 def _wrap(batched: _Batched) -> Callable[..., Any]:
@@ -292,7 +299,7 @@ def _wrap(batched: _Batched) -> Callable[..., Any]:
         async for item in batched.stream(args, kwargs):
             yield item
 
-    is_stream = inspect.isasyncgenfunction(batched.func)
+    is_stream = kind_of(batched.func) is Kind.STREAM
     wrapped: Any = functools.wraps(batched.func)(stream if is_stream else call)
     wrapped.set_max_batch_size = batched.set_max_batch_size
     wrapped.set_latency_slo_ms = batched.set_latency_slo_ms

@@ -125,6 +125,7 @@ class Workers:
             Exception: an item, or a result, cannot be pickled.
         """
         traces = [entry.trace for entry in share]
+        sizes = tuple(entry.size for entry in share)
         piece = Piece(
             batch_id=grant.batch_id,
             variant=grant.variant,
@@ -134,6 +135,7 @@ class Workers:
             start_by_s=grant.start_by_s,
             traces=tracing.contexts(traces),
             late_in_s=grant.finish_in_s + grant.slack_s,
+            sizes=sizes if max(sizes, default=1) > 1 else (),
         )
         try:
             connection = None if piece.traces else self._connections.to(grant.kind, grant.worker)

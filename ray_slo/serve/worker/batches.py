@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ray_slo.core import BatchStatus
 from ray_slo.core.recent import Recent
@@ -30,6 +30,18 @@ _Results = list[tuple[bool | None, Any]]
 _KEPT = 64  # finished batches, and preemptions of batches that have not arrived
 
 
+class _Item(NamedTuple):
+    """An item as its client sent it, and its size. User code never gets the list of them."""
+
+    value: Any
+    size: int
+
+
+def _load(items: list[_Item]) -> int:
+    """Return the size of a batch of these items, in the unit of its profile."""
+    return sum(item.size for item in items)
+
+
 @dataclass
 class _Batch:
     """Pieces of one batch, collected until all are there."""
@@ -39,7 +51,7 @@ class _Batch:
     num_pieces: int
     received_at: float
     late_at: float = math.inf  # time of its first deadline
-    pieces: dict[int, list[Any]] = field(default_factory=dict)
+    pieces: dict[int, Piece] = field(default_factory=dict)
     waiters: dict[int, asyncio.Future[PieceResult]] = field(default_factory=dict)
     closed: bool = False  # the batch runs or ran, so a piece that arrives now is too late
     stop_asked_at: float | None = None
@@ -51,8 +63,13 @@ class _Batch:
     staged: asyncio.Future[Any] | None = None  # the staged batch, while another one runs
 
     @property
-    def items(self) -> list[Any]:
-        return [item for i in sorted(self.pieces) for item in self.pieces[i]]
+    def items(self) -> list[_Item]:
+        found: list[_Item] = []
+        for i in sorted(self.pieces):
+            piece = self.pieces[i]
+            sizes = piece.sizes or (1,) * len(piece.items)
+            found += map(_Item, piece.items, sizes)
+        return found
 
     def scope(self) -> AbstractContextManager[None]:
         """Scope of a call of the user's method: stops it if the batch must stop."""
@@ -148,7 +165,7 @@ class Batches:
         if piece.traces:
             batch.caller = batch.caller or tracing.caller()
             batch.traces += piece.traces
-        batch.pieces[piece.piece] = piece.items
+        batch.pieces[piece.piece] = piece
         batch.waiters[piece.piece] = waiter
         if len(batch.pieces) == batch.num_pieces or batch.stop_asked_at is not None:
             self._close(batch)
@@ -183,7 +200,7 @@ class Batches:
             batch.closed = True
             loaded = self._models.loaded.get(batch.variant)
             if self._running is not None and loaded is not None and loaded.stage is not None:
-                batch.staged = self._models.stage(loaded, batch.items)
+                batch.staged = self._models.stage(loaded, [item.value for item in batch.items])
             self._to_run.put_nowait(batch)
 
     def _report_lost(self, batch_id: str, variant: str) -> BatchReport:
@@ -217,7 +234,7 @@ class Batches:
         loaded = self._models.loaded[batch.variant]
         items = batch.items
         start = time.monotonic()
-        load = loaded.load(items)
+        load = _load(items)
         self._running = (start, loaded, load)
         if batch.traces:
             batch.trace = tracing.batch(
@@ -263,7 +280,7 @@ class Batches:
         preempted = report.status is BatchStatus.PREEMPTED
         first = 0
         for i in sorted(batch.pieces):
-            last = first + len(batch.pieces[i])
+            last = first + len(batch.pieces[i].items)
             share = None if preempted else results[first:last]
             first = last
             if not batch.waiters[i].done():
@@ -271,7 +288,7 @@ class Batches:
                 batch.waiters[i].set_result(answer)
 
     async def _results(
-        self, batch: _Batch, loaded: Loaded, items: list[Any]
+        self, batch: _Batch, loaded: Loaded, items: list[_Item]
     ) -> tuple[BatchStatus, _Results]:
         """Return the status of the batch, and (True, result), (False, error) or `AGAIN` per item.
 
@@ -293,7 +310,7 @@ class Batches:
             return BatchStatus.FAILED, [(False, user_code.sendable(error))] * len(items)
 
     async def _in_parts(
-        self, batch: _Batch, loaded: Loaded, items: list[Any], error: Exception
+        self, batch: _Batch, loaded: Loaded, items: list[_Item], error: Exception
     ) -> tuple[BatchStatus, _Results]:
         """Run a batch that does not fit in memory in halves, recursively.
 
@@ -303,7 +320,7 @@ class Batches:
         self._metrics.out_of_memory(loaded.ref)
         results: _Results = []
         largest, is_item = 0, False
-        todo, smallest = [items], loaded.load(items)
+        todo, smallest = [items], _load(items)
         while todo:
             part = todo.pop()
             if part is not items:
@@ -313,9 +330,9 @@ class Batches:
                 found = await self._part(batch, loaded, part)
                 if not isinstance(found, Exception):
                     results += found
-                    largest = max(largest, loaded.load(part))
+                    largest = max(largest, _load(part))
                     continue
-                error, smallest = found, min(smallest, loaded.load(part))
+                error, smallest = found, min(smallest, _load(part))
             let_go(error)
             if len(part) > 1:
                 half = (len(part) + 1) // 2
@@ -330,7 +347,9 @@ class Batches:
         failed = any(ok is False for ok, _ in results)
         return (BatchStatus.FAILED if failed else BatchStatus.FINISHED), results
 
-    async def _part(self, batch: _Batch, loaded: Loaded, items: list[Any]) -> _Results | Exception:
+    async def _part(
+        self, batch: _Batch, loaded: Loaded, items: list[_Item]
+    ) -> _Results | Exception:
         """Return the results of a part of a batch, or the error if it did not fit in memory."""
         try:
             return [(True, result) for result in await self._call(batch, loaded, items)]
@@ -339,28 +358,26 @@ class Batches:
                 return error
             return [(False, user_code.sendable(error))] * len(items)
 
-    async def _alone(self, batch: _Batch, loaded: Loaded, item: Any) -> tuple[bool | None, Any]:
+    async def _alone(self, batch: _Batch, loaded: Loaded, item: _Item) -> tuple[bool | None, Any]:
         try:
             return True, (await self._call(batch, loaded, [item]))[0]
         except Exception as error:
             return False, user_code.sendable(error)
 
-    async def _call(self, batch: _Batch, loaded: Loaded, items: list[Any]) -> list[Any]:
+    async def _call(self, batch: _Batch, loaded: Loaded, items: list[_Item]) -> list[Any]:
         scope = batch.scope() if self._models.preempts else nullcontext()
-        load = loaded.load(items)
+        load, values = _load(items), [item.value for item in items]
         start = time.perf_counter()
         try:
             around = batch.trace.around(scope)
-            staged, batch.staged = batch.staged, None  # for the first call, which is for all items
-            given = items if staged is None else await staged
-            results = await self._models.run(loaded, given, around, load=load)
+            ahead, batch.staged = batch.staged, None  # for the first call, which is for all items
+            staged = None if ahead is None else await ahead
+            results = await self._models.run(loaded, values, around, load=load, staged=staged)
         except Preempted as stopped:
             if stopped.flag is not batch.flag:
                 raise RuntimeError("Preempted came out of a scope of the batch method") from stopped
             raise
         seconds = time.perf_counter() - start
-        method = f"{loaded.owner}.__call__"
-        user_code.check_results(results, len(items), method, loaded.ref.model)
         if 1 <= load <= loaded.profile.prior.max_batch_size:
             batch.measured.append((load, max(seconds, 1e-7)))
-        return list(results)
+        return results

@@ -29,6 +29,7 @@ from ray_slo.serve import user_code
 from ray_slo.serve.config.models import VariantConfig
 from ray_slo.serve.config.spec import AppSpec, VariantRef, WorkerSpec
 from ray_slo.serve.errors import ConfigError
+from ray_slo.serve.results import copied, given, taken
 from ray_slo.serve.worker.profiles import Profiles
 
 logger = logging.getLogger(__name__)
@@ -44,8 +45,8 @@ class Loaded:
     Attributes:
         call: the user's batch method; with variants, bound to this variant's network.
         owner: name of the user's class, for messages.
-        size: size of an item, if the user's class defines `size(item)`. Profiles then use the sum
-            of sizes instead of the number of items.
+        has_sizes: whether the user's class defines `size(item)`. Profiles then use the sum of sizes
+            instead of the number of items.
         stage: prepares a batch for `call` while another batch runs, if that is possible.
         least_s: the shortest known time of a batch, seconds.
     """
@@ -55,16 +56,10 @@ class Loaded:
     call: Callable[[list[Any]], Any]
     is_async: bool
     owner: str
-    size: Callable[[Any], int] | None = None
+    has_sizes: bool = False
     stage: Callable[[list[Any]], Any] | None = None
     profile: OnlineProfile = field(init=False)
     least_s: float = math.inf
-
-    def load(self, items: list[Any]) -> int:
-        """Return the size of a batch of these items, in the unit of its profile."""
-        if self.size is None:
-            return len(items)
-        return user_code.call(lambda: sum(map(self.size, items)))  # type: ignore[arg-type]
 
     def expected_s(self, load: int) -> float:
         """Return the time of a batch of this size in seconds, as learned here. 0 if the profile
@@ -196,33 +191,59 @@ class Models:
     async def run(
         self,
         loaded: Loaded,
-        items: Any,
+        items: list[Any],
         scope: AbstractContextManager[None],
         *,
         load: int,
+        staged: Any = None,
         check: bool = False,
-    ) -> Any:
+    ) -> list[Any]:
         """Call the user's method: on the event loop if it is async, else on the worker's thread.
 
+        The method gets a list of its own. If there are several items, it also gets copies of them,
+        because a batch that fails may run again in parts, from the items as the clients sent them.
+
         Args:
-            items: a list, or a staged batch.
             load: size of the batch, in the unit of its profile.
+            staged: the staged batch, in place of the items.
             check: see `Meter.running`.
 
+        Returns:
+            One result per item, which the method cannot change any more.
+
         Raises:
+            BatchResultError: the method returned no list, or one of another length.
             Exception: the exception of the method (`user_code.as_exception`).
             Preempted: the batch was stopped.
         """
+        method, count = loaded.call, len(items)
+
+        def argument() -> Any:
+            if staged is not None:
+                return staged
+            return list(items) if count == 1 else given(items)
+
+        def take(results: Any) -> list[Any]:
+            return taken(results, count, f"{loaded.owner}.__call__", loaded.ref.model, copied)
+
+        def run() -> list[Any]:
+            return take(method(argument()))
+
+        async def run_async() -> list[Any]:
+            return take(await method(argument()))
+
         with self.meter.running(loaded.key, load, check=check):
             if loaded.is_async:
-                return await user_code.call_async(loaded.call, items, scope=scope)
-            call = functools.partial(user_code.call, loaded.call, items, scope=scope)
+                answers: list[Any] = await user_code.call_async(run_async, scope=scope)
+                return answers
+            call = functools.partial(user_code.call, run, scope=scope)
             return await self._loop.run_in_executor(self._thread, call)
 
     def stage(self, loaded: Loaded, items: list[Any]) -> asyncio.Future[Any]:
-        """Stage a batch while another one runs. `run` takes the result as its items."""
+        """Stage a batch while another one runs. `run` takes the result in place of the items."""
+        stage = loaded.stage or list
         staged = self._loop.run_in_executor(
-            self._stager, user_code.call, loaded.stage or list, items
+            self._stager, user_code.call, lambda: stage(given(items))
         )
         staged.add_done_callback(user_code.heard)  # its batch may be stopped before it runs
         return staged
@@ -323,7 +344,7 @@ class Models:
         is_async = inspect.iscoroutinefunction(cls.__call__)
         self.loaded[key] = Loaded(
             *(key, ref, call if is_async else settled(call), is_async, cls.__name__),
-            size=getattr(cls, "size", None),
+            has_sizes=hasattr(cls, "size"),
             stage=_stage_of(instance, network, ref),
         )
 
@@ -407,10 +428,12 @@ class Models:
             call_s=call_s,
             repeats=_ROUNDS,
         )
-        example = user_code.call(example_input)
         while (size := sweep.size) is not None:
-            sized = loaded.size is not None
-            items = [user_code.call(example_input, size)] if sized else [example] * size
+            # A new example for each call, because the method may change it. If there are several
+            # items, `run` copies it for each.
+            sized = loaded.has_sizes
+            example = user_code.call(example_input, *(size,) * sized)
+            items = [example] * (1 if sized else size)
             scope = preemption_scope(PreemptionFlag()) if self.preempts else nullcontext()
             start = time.perf_counter()
             try:
@@ -423,7 +446,24 @@ class Models:
                 let_go(error)
             else:
                 sweep.took(time.perf_counter() - start)
+        await self._check_pair(loaded, example_input, sweep)
         return sweep
+
+    async def _check_pair(
+        self, loaded: Loaded, example_input: Callable[..., Any], sweep: Sweep
+    ) -> None:
+        """Check the method with a batch of two, if no larger one was measured. A method that
+        returns one result for any batch is noticed then, and not under load."""
+        limit = self._spec.models[loaded.ref.model].max_batch_size
+        if limit < 2 or sweep.is_cut or (not loaded.has_sizes and max(sweep.samples) > 1):
+            return
+        items = [user_code.call(example_input, *(1,) * loaded.has_sizes)] * 2
+        try:
+            await self.run(loaded, items, nullcontext(), load=2)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            let_go(error)
 
 
 def _stage_of(instance: Any, network: Any, ref: VariantRef) -> Callable[[list[Any]], Any] | None:

@@ -1,0 +1,550 @@
+"""Each caller gets its own answer or an error, whatever the batch method does with its lists.
+
+The method of these tests sorts, empties and extends the list that it is given, changes items in
+place, keeps what it was given and what it returned, and changes that later. It returns its results
+in many forms: some are lists of results, others are not, and some raise while they are read. A
+sequence has some batches; each has its own misdeeds.
+
+`RAY_SLO_SEQUENCES=100000 pytest --timeout=0 tests/serve/test_answers.py` runs 100,000 sequences for
+each way in.
+"""
+
+import array
+import asyncio
+import functools
+import os
+import threading
+import time
+from collections import UserDict, deque, namedtuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import ray_slo
+from ray_slo.errors import BatchResultError
+from ray_slo.serve import results
+from ray_slo.serve.messages import Piece
+from tests.serve import clock
+from tests.serve.loops import in_loop
+
+SEQUENCES = int(os.environ.get("RAY_SLO_SEQUENCES", "0"))
+MANY = settings(
+    max_examples=SEQUENCES or 150,
+    derandomize=not SEQUENCES,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+SLO_MS = 30_000
+WIDTH = 3
+
+
+class Misdeed(Exception):
+    """Raised on purpose."""
+
+
+# -- results: what one is, and the forms of many ------------------------------------------
+
+
+@dataclass
+class Record:
+    number: int
+    values: list
+
+
+Pair = namedtuple("Pair", "number values")
+RESULTS = {
+    "number": lambda n: n,
+    "text": lambda n: f"answer {n}",
+    "array": lambda n: np.full(WIDTH, float(n)),
+    "dict": lambda n: {"number": n, "values": [n, n]},
+    "list": lambda n: [n, [n]],
+    "tuple": lambda n: (n, np.full(2, n)),
+    "pair": lambda n: Pair(n, [n]),
+    "record": lambda n: Record(n, [n]),
+    "bytes": lambda n: bytearray([n % 256] * 4),
+    "set": lambda n: {n},
+}
+
+
+def number_of(answer):
+    """The item's number in an answer; None if its parts do not agree."""
+    if isinstance(answer, Record | Pair):
+        parts = [answer.number, *answer.values]
+    elif isinstance(answer, dict):
+        parts = [answer["number"], *answer["values"]]
+    elif isinstance(answer, str):
+        parts = [int(answer.split()[1])]
+    elif isinstance(answer, tuple | list):
+        parts = [answer[0], *answer[1]]
+    else:
+        parts = list(answer) if hasattr(answer, "__len__") else [answer]
+    numbers = {int(part) for part in parts}
+    return numbers.pop() if len(numbers) == 1 else None
+
+
+class Lazy(Sequence):
+    """Computes each result when it is read."""
+
+    def __init__(self, found, fails_at=None):
+        self.found, self.fails_at = found, fails_at
+
+    def __len__(self):
+        if self.fails_at == "len":
+            raise Misdeed("len")
+        return len(self.found)
+
+    def __getitem__(self, at):
+        if at == self.fails_at:
+            raise Misdeed("read")
+        return self.found[at]
+
+
+class Shrinking(Lazy):
+    """Has the right length, and ends too early when it is read."""
+
+    def __iter__(self):
+        return iter(self.found[:-1])
+
+
+class Endless(Lazy):
+    def __iter__(self):
+        while True:
+            yield self.found[0]
+
+
+def in_place(method, found):
+    """Results in the method's own list, which it uses again."""
+    method.kept[:] = found
+    return method.kept
+
+
+def views(method, found):
+    """Rows of one output array that every batch fills; the numbers are in it."""
+    rows = method.buffer[: len(found)]
+    for row, one in zip(rows, found, strict=True):
+        row[:] = number_of(one)
+    return rows
+
+
+def same_dicts(method, found):
+    for one, answer in zip(method.dicts, found, strict=False):
+        one.update(number=number_of(answer), values=[number_of(answer)])
+    return method.dicts[: len(found)]
+
+
+def objects(method, found):
+    rows = np.empty(len(found), dtype=object)
+    rows[:] = found if found and not isinstance(found[0], np.ndarray | list | tuple) else None
+    for at, one in enumerate(found):
+        rows[at] = one
+    return rows
+
+
+LISTS = {
+    "list": lambda method, found: found,
+    "tuple": lambda method, found: tuple(found),
+    "deque": lambda method, found: deque(found),
+    "lazy": lambda method, found: Lazy(found),
+    "its own list": in_place,
+    "its own array": views,
+    "rows of its own array": lambda method, found: list(views(method, found)),
+    "its own dicts": same_dicts,
+    "array of objects": objects,
+    "array of numbers": lambda method, found: array.array("d", map(number_of, found)),
+    "series": lambda method, found: pd.Series(list(map(number_of, found))),
+    "range": lambda method, found: np.array(list(map(number_of, found))),
+}
+NO_LISTS = {
+    "frame": lambda method, found: pd.DataFrame(
+        {"label": [0] * len(found), "score": [1] * len(found)}
+    ),
+    "square frame": lambda method, found: pd.DataFrame(np.ones((len(found), len(found)))),
+    "dict": lambda method, found: dict.fromkeys(range(len(found)), 7),
+    "user dict": lambda method, found: UserDict.fromkeys(range(len(found)), 7),
+    "columns": lambda method, found: namedtuple("Out", [f"c{i}" for i in range(len(found))])(
+        *found
+    ),
+    "views of a dict": lambda method, found: dict.fromkeys(range(len(found)), 7).values(),
+    "set": lambda method, found: set(range(len(found))),
+    "text": lambda method, found: "x" * len(found),
+    "bytes": lambda method, found: b"x" * len(found),
+    "bytearray": lambda method, found: bytearray(len(found)),
+    "generator": lambda method, found: (one for one in found),
+    "iterator": lambda method, found: iter(found),
+    "map": lambda method, found: map(str, found),
+    "one": lambda method, found: 7.0,
+    "nothing": lambda method, found: None,
+    "no axis": lambda method, found: np.array(7.0),
+    "too few": lambda method, found: found[:-1],
+    "too many": lambda method, found: [*found, found[0]],
+    "shrinking": lambda method, found: Shrinking(found),
+    "endless": lambda method, found: Endless(found),
+}
+RAISING = {
+    "at once": None,
+    "len": lambda method, found: Lazy(found, "len"),
+    "the first": lambda method, found: Lazy(found, 0),
+    "the last": lambda method, found: Lazy(found, len(found) - 1),
+}
+
+
+# -- misdeeds with the list of items ------------------------------------------------------
+
+
+def change(items):
+    for item in items:
+        item["numbers"] *= -1
+        item.pop("numbers")
+        item["number"] = -1
+
+
+LIST_MISDEEDS = {
+    "nothing": lambda items: None,
+    "sort": lambda items: items.sort(key=lambda item: -item["number"]),
+    "reverse": lambda items: items.reverse(),
+    "pop": lambda items: items.pop(),
+    "empty": lambda items: [items.pop() for _ in list(items)],
+    "clear": lambda items: items.clear(),
+    "extend": lambda items: items.extend(list(items)),
+    "replace": lambda items: items.__setitem__(slice(None), [{"number": -5}] * len(items)),
+    "change": change,
+}
+
+
+class Method:
+    """A batch method. `todo` has the misdeeds of its next batches."""
+
+    def __init__(self):
+        self.todo = deque()
+        self.kept, self.given = [], []
+        self.buffer = np.zeros((64, WIDTH))
+        self.dicts = [{} for _ in range(64)]
+
+    def spoil(self):
+        """Change everything that the method was given, and that it returned."""
+        self.kept[:] = ["spoilt"]
+        self.buffer[:] = -99.0
+        for one in self.dicts:
+            one.clear()
+        for items in self.given:
+            for item in items:
+                item["number"] = -9
+            items[:] = []
+        self.given.clear()
+
+    def __call__(self, items):
+        self.spoil()
+        numbers = [item["number"] for item in items]
+        step = (
+            self.todo.popleft()
+            if self.todo
+            else SimpleNamespace(misdeed="nothing", raises=None, result="number", form="list")
+        )
+        found = [RESULTS[step.result](n) for n in numbers]
+        LIST_MISDEEDS[step.misdeed](items)
+        self.given.append(items)
+        if step.raises == "at once":
+            raise Misdeed("at once")
+        form = RAISING[step.raises] if step.raises else {**LISTS, **NO_LISTS}[step.form]
+        return form(self, found)
+
+
+STEPS = st.builds(
+    SimpleNamespace,
+    misdeed=st.sampled_from(sorted(LIST_MISDEEDS)),
+    result=st.sampled_from(sorted(RESULTS)),
+    form=st.sampled_from(sorted(LISTS) * 2 + sorted(NO_LISTS)),
+    raises=st.sampled_from([None, None, None, *RAISING]),
+)
+PLAYS = st.lists(
+    st.tuples(st.integers(min_value=1, max_value=5), STEPS, STEPS), min_size=1, max_size=4
+)
+
+
+async def play(method, ask, batches, alone_again=False):
+    """Run some batches, and check every answer at the end, when nothing can change any more."""
+    method.todo.clear()
+    asked, number = [], 1
+    for size, step, other in batches:
+        method.todo.extend((step, other))
+        calls = [
+            asyncio.ensure_future(ask({"number": number + i, "numbers": np.full(2, number + i)}))
+            for i in range(size)
+        ]
+        done = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 20)
+        # The batch may have run in two parts, each with one of these steps.
+        asked += [(number + i, answer, (step, other)) for i, answer in enumerate(done)]
+        method.todo.clear()
+        number += size
+    method.spoil()
+    for number, answer, steps in asked:
+        bad = any(step.raises or step.form in NO_LISTS for step in steps)
+        if isinstance(answer, BaseException):
+            assert isinstance(answer, BatchResultError | Misdeed), answer
+            assert bad, answer
+        else:
+            assert number_of(answer) == number, (answer, number, steps)
+            assert alone_again or not all(step.raises or step.form in NO_LISTS for step in steps), (
+                answer,
+                steps,
+            )
+
+
+def of_batch(kind):
+    """A method with `@ray_slo.batch`, and how it is asked."""
+    method = Method()
+    if kind == "def":
+
+        @ray_slo.batch(SLO_MS)
+        def ask(items):
+            return method(items)
+
+    else:
+
+        @ray_slo.batch(SLO_MS)
+        async def ask(items):
+            found = method(items)
+            # This runs as soon as the event loop may run anything else.
+            asyncio.get_running_loop().call_soon(method.spoil)
+            return found
+
+    return method, ask
+
+
+@pytest.mark.timeout(0 if SEQUENCES else 240)
+@MANY
+@given(st.sampled_from(["def", "async def"]), PLAYS)
+def test_with_batch(kind, batches):
+    async def run():
+        method, ask = of_batch(kind)
+        await play(method, ask, batches)
+
+    clock.run(run())
+
+
+@pytest.mark.timeout(0 if SEQUENCES else 240)
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("isolate_errors", [False, True])
+def test_with_a_deployment(app, isolate_errors, is_async):
+    method = Method()
+
+    class Thread:
+        def __call__(self, items):
+            return method(items)
+
+    class Loop:
+        async def __call__(self, items):
+            found = method(items)
+            asyncio.get_running_loop().call_soon(method.spoil)
+            return found
+
+    loop = asyncio.new_event_loop()
+    running = app(Loop if is_async else Thread, policy="eager", isolate_errors=isolate_errors)
+    front, _ = loop.run_until_complete(running.__aenter__())
+
+    @settings(MANY, max_examples=MANY.max_examples // 4)
+    @given(PLAYS)
+    def check(batches):
+        loop.run_until_complete(play(method, front, batches, isolate_errors))
+
+    try:
+        check()
+    finally:
+        loop.run_until_complete(running.__aexit__(None, None, None))
+        loop.run_until_complete(asyncio.sleep(0.01))
+        loop.close()
+
+
+# -- workers: what runs again, what is measured --------------------------------------------
+
+
+class Sorting:
+    """Changes its items and their order, and has memory for two of them."""
+
+    def __call__(self, items):
+        items.sort(key=lambda item: -item["number"])
+        numbers = [item.pop("number") for item in items]
+        if len(numbers) > 2:
+            raise MemoryError(f"{len(numbers)} items")
+        return numbers[::-1]  # in the order that it was given
+
+
+@in_loop
+async def test_a_batch_that_runs_again_in_halves_starts_from_what_clients_sent(app):
+    async with app(Sorting, policy="eager") as (_, worker):
+        piece = Piece("b", "m", [{"number": n} for n in range(8)], 0, 1, 0.0)
+        found = (await worker.execute(piece, "w0")).results
+        assert found == [(True, n) for n in range(8)]
+
+
+class Pops:
+    """The usual handler: what it pops is not there for a second item or call."""
+
+    @staticmethod
+    def example_input():
+        return {"inputs": [1.0]}
+
+    def __call__(self, items):
+        time.sleep(0.001)
+        return [sum(item.pop("inputs")) for item in items]
+
+
+@in_loop
+async def test_each_example_is_new(app):
+    async with app(Pops, policy="eager", model={"max_batch_size": 8}) as (front, worker):
+        assert worker.models.loaded["m"].profile.prior.measured_to == 8
+        assert await front({"inputs": [2.0, 3.0]}) == 5.0
+
+
+class OneForAll:
+    @staticmethod
+    def example_input():
+        return 1.0
+
+    def __call__(self, items):
+        return self.wrong(items) if len(items) > 1 else [0.0]
+
+
+WRONG = {
+    "returned a number": lambda self, items: 7.0,
+    "returned nothing": lambda self, items: None,
+    "returned a generator": lambda self, items: (0.0 for _ in items),
+    "returned 1 result": lambda self, items: [0.0],
+    r"returned a DataFrame.*itertuples": lambda self, items: pd.DataFrame({"a": items}),
+}
+
+
+@pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.parametrize("said", WRONG)
+def test_the_warm_up_notices_what_is_no_list_of_results(app, said, slow):
+    """Also if a batch of one takes all the time that there is for measuring."""
+
+    class Model(OneForAll):
+        wrong = WRONG[said]
+
+        def __call__(self, items):
+            time.sleep(0.5 if slow else 0.001)
+            return super().__call__(items)
+
+    async def run():
+        async with app(Model, policy="eager", model={"latency_slo_ms": 600}):
+            raise AssertionError("it started")
+
+    with pytest.raises(BatchResultError, match=said):
+        clock.run(run())
+
+
+class Sized:
+    """Its worker has the sizes that the frontend has checked."""
+
+    @staticmethod
+    def size(item):
+        return np.int64(len(item))
+
+    def __call__(self, items):
+        return [len(item) for item in items]
+
+
+@in_loop
+async def test_the_checked_sizes_travel_to_the_worker(app):
+    async with app(Sized, policy="eager", model={"max_batch_size": 16}) as (front, worker):
+        assert await asyncio.gather(front("abc"), front("de"), front("f")) == [3, 2, 1]
+        Sized.size = staticmethod(lambda item: "1")  # as a client's item may make it
+        assert (await worker.execute(Piece("b", "m", ["abc"], 0, 1, 0.0, sizes=(3,)), "w0")).results
+
+
+# -- `@ray_slo.batch`: whatever can be called -----------------------------------------------
+
+
+class Caller:
+    def __call__(self, items):
+        return [2 * item for item in items]
+
+
+class AsyncCaller:
+    async def __call__(self, items):
+        return [2 * item for item in items]
+
+
+class StreamCaller:
+    async def __call__(self, items):
+        yield [2 * item for item in items]
+
+
+def times(factor, items):
+    return [factor * item for item in items]
+
+
+async def times_async(factor, items):
+    return [factor * item for item in items]
+
+
+@pytest.mark.parametrize(
+    ("made", "name"),
+    [
+        (functools.partial(times, 2), "times"),
+        (functools.partial(times_async, 2), "times_async"),
+        (Caller(), "Caller"),
+        (AsyncCaller(), "AsyncCaller"),
+        (functools.partial(AsyncCaller()), "AsyncCaller"),
+        (lambda items: times_async(2, items), "<lambda>"),
+    ],
+)
+def test_partials_and_objects_are_functions(made, name):
+    ask = ray_slo.batch(SLO_MS)(made)
+
+    async def run():
+        assert await asyncio.gather(ask(1), ask(2)) == [2, 4]
+        with pytest.raises(TypeError, match=f"^{name}: .*; it takes items"):
+            await ask(1, 2, 3)
+
+    clock.run(run())
+
+
+def test_an_object_may_stream():
+    ask = ray_slo.batch(SLO_MS)(StreamCaller())
+
+    async def run():
+        return [value async for value in ask(1)]
+
+    assert clock.run(run()) == [2]
+
+
+def test_an_answer_is_not_shared():
+    """Callers may change their answers; tensors are rows of their own."""
+
+    @ray_slo.batch(SLO_MS)
+    async def shared(items):
+        return [one] * len(items)
+
+    @ray_slo.batch(SLO_MS)
+    async def rows(items):
+        return torch.ones(len(items), 1000) * torch.tensor(items)[:, None]
+
+    one = {"labels": []}
+
+    async def run():
+        first, second = await asyncio.gather(shared(1), shared(2))
+        first["labels"].append("mine")
+        assert second == one == {"labels": []}
+        answers = await asyncio.gather(*map(rows, range(3)))
+        assert [answer[0].item() for answer in answers] == [0, 1, 2]
+        assert {answer.untyped_storage().nbytes() for answer in answers} == {4000}
+
+    clock.run(run())
+
+
+def test_what_cannot_be_copied_is_handed_on():
+    lock = threading.Lock()
+    assert results.own(lock, results.copied) is lock
+    itself = [1]
+    itself.append(itself)
+    assert (made := results.own(itself, results.copied))[1] is made and made is not itself
