@@ -187,8 +187,9 @@ def batch(
             async def __call__(self, request: Request) -> str:
                 return await self.predict(decode(await request.body()))
 
-    You may decorate functions and methods (the instance is the first argument, named `self` or
-    `cls`). They have one or several arguments, and each becomes a list.
+    You may decorate functions, methods (the instance is the first argument, named `self` or
+    `cls`), partials and objects with `__call__`. They have one or several arguments, and each
+    becomes a list.
 
     * `async def`: runs on the event loop.
     * `def`: runs in its own thread (or in `max_concurrent_batches` threads), so the loop stays free
@@ -234,7 +235,13 @@ def batch(
         the running batch ends. Serve answers HTTP 503 with `Retry-After`.
         Expired: the deadline had passed before the call, or while it waited. HTTP 504.
         BadInput: `latency_slo_ms` is not a positive number.
-        BatchResultError: the function returned no list, or one of another length.
+        BatchResultError: the function returned no list of results, or one of another length. Lists
+            are lists, tuples, the first axis of an array or tensor, and other sequences. Data
+            frames, mappings, sets and generators are none.
+
+    The function may change its lists, and use its output arrays again: arrays, tensors, containers
+    of Python and dataclasses are copied when it returns. Other objects are handed on as they are,
+    so make a new one for each call.
 
     An exception of the function goes to every caller of that batch. A cancelled caller leaves the
     queue. If its batch runs already, it continues for the others.
