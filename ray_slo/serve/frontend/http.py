@@ -140,13 +140,14 @@ async def _not_come(request: Request, reading: Reading, came: int, limit_s: floa
     """Return the error for a body that was given up after this many bytes."""
     if reading.why == _CROWDED:
         said = f"{came} bytes of the body had come when too many bodies were being read at once"
-        slow = f"{said}, and its client sent nothing more"
+        slow = f"{said}, and its client had sent nothing for {_PATIENCE_S:g} s"
         ours = f"{said}; the service is too busy"
     else:
         said = f"{came} bytes came within {limit_s:.4g} s"
         slow = f"of the body, {said}; the request's deadline is over"
         ours = f"the service was too busy to read the body in time: {said}"
-    is_ours = reading.was_busy or _header(request, _WHOLE) == b"1"
+    is_ours = reading.was_busy or (reading.why == _CROWDED and not reading.rests())
+    is_ours = is_ours or _header(request, _WHOLE) == b"1"
     if not is_ours and await client_is_slow(request.scope, request.receive):
         return SlowBody(slow, field="body")
     return RefusedEarly(ours, reason="queue_full")
@@ -160,13 +161,14 @@ class Reading:
 
     Attributes:
         began: when its reading began, in `time.monotonic()` seconds.
+        moved: when a part of it last came.
         num_bytes: bytes of memory that it needs.
         why: the reason if reading was stopped.
         was_busy: whether this process was too busy to stop it on time.
     """
 
     def __init__(self, limit_s: float) -> None:
-        self.began = time.monotonic()
+        self.began = self.moved = time.monotonic()
         self.num_bytes = 0
         self.why = ""
         self.was_busy = False
@@ -175,6 +177,10 @@ class Reading:
         self._task: Any = asyncio.current_task()
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.Handle = self._loop.call_later(limit_s, self._due)
+
+    def rests(self) -> bool:
+        """Return whether no part of it came for some time."""
+        return time.monotonic() - self.moved > _PATIENCE_S
 
     def _due(self) -> None:
         self.was_busy = time.monotonic() - self.began > self._limit_s + _LATE_TIMER_S
@@ -232,10 +238,11 @@ class Readers:
         return reading
 
     def grew(self, reading: Reading, num_bytes: int) -> None:
-        """Note the memory that a body needs now, in bytes. If all need too much, one is given up,
-        perhaps this one."""
+        """Note that a part of a body came, and the memory that the body needs now, in bytes. If all
+        need too much, one is given up, perhaps this one."""
         if reading not in self._reading:
             return
+        reading.moved = time.monotonic()
         self._num_bytes += num_bytes - reading.num_bytes
         reading.num_bytes = num_bytes
         while self._num_bytes > self._most_bytes and reading in self._reading:

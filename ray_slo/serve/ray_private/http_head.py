@@ -29,6 +29,7 @@ from ray_slo.serve.ray_private.peers import proxy_answers
 
 MAX_HEAD_BYTES = 262_144
 MAX_HEAD_S = 30.0
+HALF_CLOSED_S = 0.02  # a client that shuts its sending side within this time waits for its answer
 ACCEPTED = 64  # connections per turn of the event loop
 ARRIVAL = "ray_slo.arrival"  # in a scope: arrival of the request, `time.monotonic()` seconds
 LEAVING = "ray_slo.leaving"  # in a scope: list of functions to call when the client leaves
@@ -75,6 +76,7 @@ def bounded(protocol: type[Any]) -> type[Any]:
     class Bounded(protocol):
         _head_bytes: int | None = 0  # bytes of the current head; None if there is none
         _head_timer: asyncio.TimerHandle | None = None
+        _complete_at = 0.0  # when the last request was complete, by the loop's clock
         _leaving: list[Callable[[], object]] = []  # noqa: RUF012 (every request has its own)
 
         def connection_made(self, transport: Any) -> None:
@@ -111,6 +113,21 @@ def bounded(protocol: type[Any]) -> type[Any]:
                     self._hang_up()
                 elif self._head_timer is None:  # most heads come at once, and need no timer
                     self._limit_time()
+
+        def on_message_complete(self) -> None:
+            self._complete_at = self.loop.time()
+            super().on_message_complete()
+
+        def eof_received(self) -> bool:
+            """Return whether to keep the connection for an answer. A client may shut its sending
+            side with its request. One that shuts it later has left."""
+            cycle = self.cycle
+            if cycle is None or cycle.more_body or cycle.response_complete:
+                return False
+            if self.scheme == "https" or self.loop.time() - self._complete_at > HALF_CLOSED_S:
+                return False
+            cycle.keep_alive = False
+            return True
 
         def _limit_time(self) -> None:
             self._head_timer = self.loop.call_later(MAX_HEAD_S, self._hang_up)
@@ -174,7 +191,7 @@ async def read_whole(
         parts: what the application has of the body. If the body does not become complete, what
             came is appended.
         size: declared size of the body, in bytes.
-        taken: called with the size of the place when it grows, in bytes.
+        taken: called with the size of the place whenever a part of the body came, in bytes.
 
     Returns:
         The body. None: the application has to go on with `receive`.
@@ -216,6 +233,7 @@ class _Place(asyncio.BufferedProtocol):
         self._seen = self._at = len(begun)
         self._bytes, self._memory = io.BytesIO(), memoryview(begun)
         self._grow()
+        self._taken(len(self._memory))
         self._connect(self)
 
     def _grow(self) -> None:
@@ -224,7 +242,6 @@ class _Place(asyncio.BufferedProtocol):
         memory[: self._at] = self._memory[: self._at]
         self._memory.release()
         self._bytes, self._memory = place, memory
-        self._taken(len(memory))
 
     def body(self) -> bytes:
         """Return the body, when it is complete."""
@@ -243,7 +260,8 @@ class _Place(asyncio.BufferedProtocol):
         self._at += nbytes
         if self._at == len(self._memory) < self._size:
             self._grow()
-        elif self._at == self._size:
+        self._taken(len(self._memory))
+        if self._at == self._size:
             self._memory.release()
             self._connect(self._http)
             # The old parser would wait for the rest of this body.
@@ -252,8 +270,8 @@ class _Place(asyncio.BufferedProtocol):
                 parser.set_dangerous_leniencies(lenient_data_after_close=True)
             self._http.on_message_complete()
 
-    def eof_received(self) -> None:
-        self._http.eof_received()
+    def eof_received(self) -> bool:
+        return bool(self._http.eof_received())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._http.connection_lost(exc)
