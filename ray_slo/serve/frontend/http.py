@@ -72,6 +72,7 @@ async def body_of(
     left_s: float,
     option: str = "max_body_bytes",
     readers: Readers | None = None,
+    has_door_before: bool = True,
 ) -> bytes:
     """Return the body of a request.
 
@@ -80,6 +81,8 @@ async def body_of(
         left_s: time until the request's deadline, in seconds.
         option: the setting with this bound, for the message.
         readers: the bodies that are being read, including this one. Default: only this one.
+        has_door_before: whether a door of ours says if it has the whole body. Otherwise a client
+            may say so.
 
     Raises:
         BodyTooLarge: the body is larger, or declares that it is.
@@ -123,7 +126,8 @@ async def body_of(
             raise
     finally:
         readers.end(reading)
-    raise await _not_come(request, reading, sum(map(len, chunks)), limit_s)
+    is_here = has_door_before and _header(request, _WHOLE) == b"1"
+    raise await _not_come(request, reading, sum(map(len, chunks)), limit_s, is_here)
 
 
 def _keep(chunks: list[bytes | bytearray], piece: bytes) -> None:
@@ -136,8 +140,14 @@ def _keep(chunks: list[bytes | bytearray], piece: bytes) -> None:
         chunks.append(bytearray(piece) if chunks and len(piece) < _BLOCK else piece)
 
 
-async def _not_come(request: Request, reading: Reading, came: int, limit_s: float) -> SLOError:
-    """Return the error for a body that was given up after this many bytes."""
+async def _not_come(
+    request: Request, reading: Reading, came: int, limit_s: float, is_here: bool
+) -> SLOError:
+    """Return the error for a body that was given up after this many bytes.
+
+    Args:
+        is_here: whether a proxy of ours has the whole body.
+    """
     if reading.why == _CROWDED:
         said = f"{came} bytes of the body had come when too many bodies were being read at once"
         slow = f"{said}, and its client had sent nothing for {_PATIENCE_S:g} s"
@@ -146,8 +156,7 @@ async def _not_come(request: Request, reading: Reading, came: int, limit_s: floa
         said = f"{came} bytes came within {limit_s:.4g} s"
         slow = f"of the body, {said}; the request's deadline is over"
         ours = f"the service was too busy to read the body in time: {said}"
-    is_ours = reading.was_busy or (reading.why == _CROWDED and not reading.rests())
-    is_ours = is_ours or _header(request, _WHOLE) == b"1"
+    is_ours = is_here or reading.was_busy or (reading.why == _CROWDED and not reading.rests())
     if not is_ours and await client_is_slow(request.scope, request.receive):
         return SlowBody(slow, field="body")
     return RefusedEarly(ours, reason="queue_full")

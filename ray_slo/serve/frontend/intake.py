@@ -231,7 +231,9 @@ class Intake:
         try:
             coding = reading.check_coding(request)
             left_s = asked.deadline - time.monotonic()
-            body = await reading.body_of(request, most, left_s, option, self._readers)
+            body = await reading.body_of(
+                request, most, left_s, option, self._readers, self._has_door_before
+            )
             if not coding:
                 return body
             return await self._off_loop(reading.decoded, body, coding, most, option)

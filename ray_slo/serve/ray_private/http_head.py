@@ -1,5 +1,6 @@
 """What uvicorn lacks: limits for size and duration of a request's head (request line and headers),
 the time when a request came to this machine, and quick ways to read bodies and write short ones.
+Trailers are ignored: uvicorn would take them for headers, which proxies had no chance to check.
 
 A busy server may accept a connection seconds after its request arrived; the kernel knows the time.
 """
@@ -95,6 +96,10 @@ def bounded(protocol: type[Any]) -> type[Any]:
             super().on_message_begin()
             self._have_head()
             self._head_bytes = 0
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            if self._head_bytes is not None:  # otherwise it is a trailer, which uvicorn would add
+                super().on_header(name, value)
 
         def on_headers_complete(self) -> None:
             self._have_head()
@@ -233,7 +238,8 @@ class _Place(asyncio.BufferedProtocol):
         self._seen = self._at = len(begun)
         self._bytes, self._memory = io.BytesIO(), memoryview(begun)
         self._grow()
-        self._taken(len(self._memory))
+        # In a turn of its own: the task that reads may be stopped, and waits then.
+        http.loop.call_soon(taken, len(self._memory))
         self._connect(self)
 
     def _grow(self) -> None:

@@ -15,12 +15,15 @@ import numpy as np
 import pytest
 import uvicorn
 from starlette.background import BackgroundTask
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from uvicorn import Config
 from uvicorn.protocols.http import auto
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from ray_slo.errors import RefusedEarly
+from ray_slo.serve.frontend.http import Readers, body_of
 from ray_slo.serve.ray_private import http_head as heads
 from ray_slo.serve.ray_private.http_head import _CYCLE as CYCLE
 from tests.serve import clock
@@ -486,6 +489,61 @@ def test_a_client_may_shut_its_sending_side_with_its_request(run_in_loop, late_s
 
     run_in_loop(run())
     assert left == [late_s]  # when the connection ends
+
+
+def test_bodies_that_only_declare_their_size_need_bounded_memory(run_in_loop):
+    readers = Readers(1000, 8192)  # 128 KiB together; a place has at least 64 KiB
+
+    async def run():
+        refused = []
+
+        async def app(scope, receive, send):
+            request = Request(scope, receive)
+            try:
+                await body_of(request, 200_000, 60.0, readers=readers)
+            except RefusedEarly as error:
+                refused.append(error)
+            await Response(b"1")(scope, receive, send)
+
+        loop, lines = asyncio.get_running_loop(), []
+        for _ in range(3):
+            near = await connected(app)
+            lines.append(near)
+            await loop.sock_sendall(near, post(b"/", 150_000) + b"1")
+            await asyncio.sleep(0.05)
+        assert "too many bodies" in str(refused.pop()) and not refused
+        assert readers._num_bytes == 131_072
+        for near in lines:
+            near.close()
+        await asyncio.sleep(0.02)
+
+    run_in_loop(run())
+
+
+def test_trailers_are_no_headers(run_in_loop):
+    seen = []
+
+    async def run():
+        async def app(scope, receive, send):
+            while (await receive())["more_body"]:
+                pass
+            seen.append(dict(scope["headers"]))
+            await Response(b"1")(scope, receive, send)
+
+        near, loop = await connected(app), asyncio.get_running_loop()
+        head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\ntrailer: x-a\r\n\r\n"
+        rest = b"1\r\na\r\n0\r\nx-a: 1\r\nx-slo-refused-before: 999999\r\n\r\n"
+        for pieces in ((head + rest,), (head, rest), (head + rest[:10], rest[10:])):
+            for piece in pieces:
+                await loop.sock_sendall(near, piece)
+                await asyncio.sleep(0.02)
+        await loop.sock_sendall(near, b"POST / HTTP/1.1\r\nhost: y\r\ncontent-length: 0\r\n\r\n")
+        await asyncio.sleep(0.02)
+        near.close()
+
+    run_in_loop(run())
+    ours = {b"host": b"x", b"transfer-encoding": b"chunked", b"trailer": b"x-a"}
+    assert seen == [ours] * 3 + [{b"host": b"y", b"content-length": b"0"}]
 
 
 def test_a_client_is_slow_if_nothing_of_its_body_is_unread(run_in_loop):
