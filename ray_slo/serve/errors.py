@@ -51,6 +51,7 @@ __all__ = [
     "SLOError",
     "SlowBody",
     "UnknownModel",
+    "UnsupportedEncoding",
     "WorkerLost",
 ]
 
@@ -243,8 +244,15 @@ class BodyTooLarge(BadInput):
     default_reason = "body_too_large"
 
 
+class UnsupportedEncoding(BadInput):
+    """The body's content coding or charset is none that is taken. HTTP 415."""
+
+    http_status = 415
+    default_reason = "unsupported_encoding"
+
+
 class SlowBody(BadInput, TimeoutError):
-    """The body was not there by the request's deadline. HTTP 408."""
+    """The client did not send the body by the request's deadline. HTTP 408."""
 
     http_status = 408
     grpc_code = "DEADLINE_EXCEEDED"

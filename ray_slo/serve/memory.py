@@ -22,35 +22,63 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # options in glibc's malloc.h
 _LARGEST_BLOCK = 32 * 2**20  # bytes; glibc takes no more
 _KEPT_FREE = 64 * 2**20  # bytes at the end of a heap
 _LOOK_S = 10.0
-_GROWN, _GROWN_MB = (
-    1.1,
-    16.0,
-)  # growth since the last time (factor, MB) from which an attempt is useful
+# Free memory from which an attempt is useful: the larger of a share of the process and MB.
+_FREE, _FREE_MB = 0.1, 16.0
 
 
 class Trim:
-    """Returns free memory when this process has grown since the last time.
+    """Returns free memory when this process keeps more of it than after the last time.
 
     Args:
         trim: function that returns free memory, from `trimmer`.
         resident: function that returns the resident memory, in MB.
+        used: function that returns the memory in use, in MB. What is free may have been in use
+            at the last time.
     """
 
     def __init__(
-        self, trim: Callable[[], object], resident: Callable[[], float] = resident_mb
+        self,
+        trim: Callable[[], object],
+        resident: Callable[[], float] = resident_mb,
+        used: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self._trim, self._resident = trim, resident
-        self._kept_mb = resident()
+        self._trim, self._resident, self._used = trim, resident, used
+        self._kept_mb = resident() - used()
 
     def look(self) -> bool:
         """Return free memory if this is useful. Return whether it was."""
-        now_mb = self._resident()
+        resident_mb = self._resident()
+        now_mb = resident_mb - self._used()
         self._kept_mb = min(self._kept_mb, now_mb)
-        if not now_mb > max(_GROWN * self._kept_mb, self._kept_mb + _GROWN_MB):
+        if not now_mb - self._kept_mb > max(_FREE * resident_mb, _FREE_MB):
             return False
         self._trim()
-        self._kept_mb = self._resident()
+        self._kept_mb = self._resident() - self._used()
         return True
+
+
+def used_mb() -> float:
+    """Return the memory that glibc has given out and not got back, in MB. 0 if it does not say:
+    glibc does since 2.33."""
+    try:
+        info = ctypes.CDLL(None).mallinfo2
+    except (OSError, AttributeError):
+        return 0.0
+    info.restype = _Mallinfo
+    said = info()
+    return float(said.uordblks + said.hblkhd) / 2**20
+
+
+class _Mallinfo(ctypes.Structure):
+    """The `struct mallinfo2` of glibc's malloc.h."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
 
 
 _started = threading.Lock()
@@ -75,7 +103,7 @@ def give_back() -> None:
     if trim is None or not _started.acquire(blocking=False):
         return
     keep_blocks()
-    trims = Trim(trim)
+    trims = Trim(trim, used=used_mb)
 
     def watch() -> None:
         never = threading.Event()

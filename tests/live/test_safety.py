@@ -40,7 +40,7 @@ App = ray_slo.deployment(
     error_details=False,
     name="same",
 )(Same)
-TYPED = {400, 404, 405, 408, 413, 422, 431, 503, 504}
+TYPED = {400, 404, 405, 408, 413, 415, 422, 431, 503, 504}
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
 BOUNDED = settings(
     derandomize=True,
@@ -101,7 +101,7 @@ HEADERS = st.lists(
                 *(b"content-encoding", b"expect", b"accept", b"range", b"authorization"),
             ]
         ),
-        ODD | st.sampled_from([b"application/json", b"text/plain", b"gzip", b"*/*"]),
+        ODD | st.sampled_from([b"application/json", b"text/plain", b"gzip", b"deflate", b"*/*"]),
     ),
     max_size=4,
 )

@@ -90,12 +90,53 @@ def test_only_after_a_peak():
     assert not trim.look()  # not known
 
 
+def test_what_was_in_use_at_the_last_time_is_given_back_later():
+    now, trimmed = {"resident": 100, "used": 50}, []
+
+    def trim():
+        trimmed.append(1)
+        now["resident"] = now["used"] + 50
+
+    one = Trim(trim, lambda: now["resident"], lambda: now["used"])
+    now.update(resident=500, used=450)  # large bodies are here
+    assert not one.look()
+    now.update(used=50)  # they are gone; glibc keeps their memory
+    assert one.look() and now["resident"] == 100
+    now.update(resident=120, used=70)
+    assert not one.look() and trimmed == [1]
+
+
+HELD = """
+from ray_slo.serve.memory import Trim, keep_blocks, resident_mb, trimmer, used_mb
+keep_blocks()
+trims = Trim(trimmer(), used=used_mb)
+before = resident_mb()
+bodies, others = [], []
+for _ in range(100):
+    bodies.append(b"1" * 3_000_000)
+    others.append(b"1" * 3_000)
+looks = [trims.look(), trims.look()]  # while they are held
+peak = resident_mb()
+bodies.clear()
+looks.append(trims.look())
+print(before, peak, resident_mb(), looks[-1])
+"""
+
+
+@pytest.mark.skipif(not memory.used_mb(), reason="no glibc since 2.33")
+def test_what_was_held_for_long_is_given_back():
+    said = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, check=True)
+    before, peak, after, looked = said.stdout.split()
+    assert float(peak) > float(before) + 250 and looked == "True"
+    assert float(after) < float(before) + 30
+
+
 def test_where_there_is_no_such_call(monkeypatch):
     def missing(name):
         raise OSError
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
-    assert memory.trimmer() is None
+    assert memory.trimmer() is None and memory.used_mb() == 0.0
     memory.give_back()  # does nothing
 
 

@@ -201,7 +201,7 @@ class Frontend:
         await self._check_ready(asked)
         kind = headers.get("content-type", "")
         body = await intake.body(request, kind, asked)
-        async with intake.admitted(asked):
+        async with intake.admitted(asked, kind):
             item = await intake.item(kind, body, name)
             return _response(await self._service.answer(asked, item))
 

@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
@@ -26,7 +26,7 @@ from ray_slo.serve.deadlines import (
     read_here,
     slo_class_of,
 )
-from ray_slo.serve.errors import BadInput, BodyTooLarge, RefusedEarly, SLOError, UnknownModel
+from ray_slo.serve.errors import BadInput, RefusedEarly, SLOError, UnknownModel
 from ray_slo.serve.frontend import http as reading
 from ray_slo.serve.frontend.congestion import Congestion
 from ray_slo.serve.frontend.hooks import Hooks
@@ -36,7 +36,15 @@ from ray_slo.serve.messages import Capacity
 from ray_slo.serve.proxy.gate import SLACK, Door, Known, Ticket
 from ray_slo.serve.suspects import ATTEMPT
 
+_T = TypeVar("_T")
 _DIGITS = 7  # a number of requests has fewer digits than this
+_SEND_JSON = "for JSON, send it with content-type: application/json"
+# What clients' tools say of a body if nobody tells them, such as curl's -d.
+_UNTOLD = ("application/x-www-form-urlencoded", "text/plain", "application/octet-stream")
+_SENT_AS: dict[str | None, str] = {
+    kind: f"preprocess got the body's bytes, because its content-type is {kind}; {_SEND_JSON}"
+    for kind in _UNTOLD
+} | {"": f"preprocess got the body's bytes, because it has no content-type; {_SEND_JSON}"}
 _PER_TURN = 8  # requests that are admitted together, and submitted in one message
 
 
@@ -64,7 +72,7 @@ class Intake:
         self._has_door_before = around.has_door_before
         self._door = Door(per_turn=_PER_TURN)
         self._congestion: defaultdict[str, Congestion] = defaultdict(Congestion)  # by stream
-        self._readers = reading.Readers(spec.max_queued_requests)
+        self._readers = reading.Readers(spec.max_queued_requests, spec.max_body_bytes)
         self._parser = ThreadPoolExecutor(1, thread_name_prefix="ray-slo-parser")
         self._trees = spec.trees
         self._entries = {name: tree[tree.root].model for name, tree in spec.trees.items()}
@@ -210,27 +218,40 @@ class Intake:
     # -- bodies ----------------------------------------------------------------------------
 
     async def body(self, request: HttpRequest, content_type: str, asked: Asked) -> bytes:
-        """Return the body that a client sends over HTTP.
+        """Return the body that a client sends over HTTP, decompressed.
 
         Raises:
-            BodyTooLarge, SlowBody, RefusedEarly, BadInput: see `http.body_of`.
+            BodyTooLarge, SlowBody, RefusedEarly: see `http.body_of`.
+            UnsupportedEncoding: it is compressed in a way that is not taken.
+            BadInput: it is not compressed as it says, or the client left.
         """
         most, option = self._spec.max_body_bytes, "max_body_bytes"
         if not self._takes_bytes(content_type, asked.model) and self._spec.max_json_bytes < most:
             most, option = self._spec.max_json_bytes, "max_json_bytes"
         try:
+            coding = reading.check_coding(request)
             left_s = asked.deadline - time.monotonic()
-            return await reading.body_of(request, most, left_s, option, self._readers)
-        except (SLOError, ClientDisconnect) as error:
-            if not isinstance(error, SLOError):
+            body = await reading.body_of(
+                request, most, left_s, option, self._readers, self._has_door_before
+            )
+            if not coding:
+                return body
+            return await self._off_loop(reading.decoded, body, coding, most, option)
+        except (SLOError, ClientDisconnect, ValueError) as error:
+            if isinstance(error, ClientDisconnect):
                 error = BadInput("the client left before its body was here", field="body")
-            self._unanswered(asked.stream, error.outcome, error.reason)
+            elif not isinstance(error, SLOError):
+                error = BadInput(f"body is not {coding}: {error}", field="body")
+            if isinstance(error, RefusedEarly):
+                self._refuse(asked, error.reason)
+            else:
+                self._unanswered(asked.stream, error.outcome, error.reason)
             error.model = asked.model
             raise error from None
 
     async def item(self, content_type: str, body: bytes, model: str) -> Any:
-        """Return the item in a body. It is JSON if the content type says so. Otherwise it is the
-        bytes, if the model has a `preprocess`.
+        """Return the item in a body. If the model has a `preprocess`, it is the bytes, unless the
+        content type says that they are JSON. Otherwise it is JSON.
 
         Raises:
             BadInput: it is not JSON.
@@ -242,35 +263,44 @@ class Intake:
             most = self._spec.max_json_values
             try:
                 if len(body) <= reading.INLINE_BYTES:
-                    return reading.json_of(body, most)
-                # On one thread, so that parsing uses at most half of Python's time.
-                loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(self._parser, reading.json_of, body, most)
-            except BodyTooLarge:
+                    return reading.json_of(body, most, content_type)
+                return await self._off_loop(reading.json_of, body, most, content_type)
+            except SLOError:
                 raise
             except ValueError as error:
-                if not is_json and self._has_preprocess(model):
-                    return body
                 said = f"body is not JSON: {error}"
                 if not is_json:
-                    said += f" (content-type {quoted(kind)})"
+                    said += f" (content-type {quoted(kind) if kind else 'missing'}); {_SEND_JSON}"
                 raise BadInput(said, field="body") from None
+
+    async def _off_loop(self, read: Callable[..., _T], *args: Any) -> _T:
+        """Return what `read` makes of a body, on one thread, so that it uses at most half of
+        Python's time."""
+        return await asyncio.get_running_loop().run_in_executor(self._parser, read, *args)
 
     def _takes_bytes(self, content_type: str, model: str) -> bool:
         """Return whether a body of this type goes unchanged to the model's `preprocess`."""
-        kind, is_json = _kind_of(content_type)
-        return bool(kind) and not is_json and self._has_preprocess(model)
+        _, is_json = _kind_of(content_type)
+        return not is_json and self._has_preprocess(model)
 
     def _has_preprocess(self, model: str) -> bool:
         return self._entries[model] in self._hooks.preprocess
 
     # -- admission -------------------------------------------------------------------------
 
-    def admitted(self, asked: Asked) -> _Admission:
+    def admitted(self, asked: Asked, content_type: str | None = None) -> _Admission:
         """Return the context of an admitted request. Entering it waits until the request is
         admitted, and raises `RefusedEarly` if it would be late. The request leaves the door at the
-        end."""
-        return _Admission(self, asked)
+        end.
+
+        Args:
+            content_type: content type of an HTTP request. If the item's bytes are refused, and
+                the client may have meant JSON, the error says so.
+        """
+        kind = None
+        if content_type is not None and self._takes_bytes(content_type, asked.model):
+            kind = _kind_of(content_type)[0]
+        return _Admission(self, asked, _SENT_AS.get(kind))
 
     async def _enter(self, asked: Asked) -> Ticket:
         capacity = self._capacity(self._entries[asked.model])
@@ -343,16 +373,22 @@ class _NotingBadInput:
 class _Admission:
     """The time of a request behind the door."""
 
-    __slots__ = ("_asked", "_intake", "_ticket")
+    __slots__ = ("_asked", "_hint", "_intake", "_ticket")
 
-    def __init__(self, intake: Intake, asked: Asked) -> None:
-        self._intake, self._asked = intake, asked
+    def __init__(self, intake: Intake, asked: Asked, hint: str | None) -> None:
+        self._intake, self._asked, self._hint = intake, asked, hint
 
     async def __aenter__(self) -> None:
         self._ticket = await self._intake._enter(self._asked)
 
-    async def __aexit__(self, *raised: object) -> None:
+    async def __aexit__(self, kind: object, error: object, traceback: object) -> None:
         self._intake._leave(self._asked, self._ticket)
+        if self._hint is None or not isinstance(error, Exception):
+            return
+        if isinstance(error, BadInput) and error.field == "item":
+            error.text += f"; {self._hint}"
+        elif not isinstance(error, SLOError) and "'bytes' object" in str(error):
+            error.__notes__ = [*getattr(error, "__notes__", ()), self._hint]
 
 
 def _slos(said: ModelConfig | PipelineConfig) -> dict[str, Any]:

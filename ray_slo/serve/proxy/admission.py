@@ -23,7 +23,7 @@ from ray_slo.serve.deadlines import (
     slo_class_of,
     without,
 )
-from ray_slo.serve.errors import SLOError, http_response
+from ray_slo.serve.errors import RefusedEarly, SLOError, http_response
 from ray_slo.serve.frontend.http import body_of
 from ray_slo.serve.proxy.door import ProxyDoor
 from ray_slo.serve.proxy.gate import Ticket
@@ -79,7 +79,12 @@ class AdmissionMiddleware:
                 assert left_s is not None
                 request = Request({**scope, "headers": headers}, receive)
                 left_s_now = arrival + left_s - time.monotonic()
-                receive = _Replayed(await body_of(request, _SMALL_BYTES, left_s_now), receive)
+                try:
+                    body = await body_of(request, _SMALL_BYTES, left_s_now)
+                except RefusedEarly:
+                    self._door.note_refused(place)
+                    raise
+                receive = _Replayed(body, receive)
             ticket = await self._door.enter(
                 place, arrival, left_s, num_bytes=num_bytes or 0, is_json=_is_json(headers)
             )

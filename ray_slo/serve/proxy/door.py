@@ -181,6 +181,10 @@ class ProxyDoor:
         self._news.set()
         self._news = asyncio.Event()
 
+    def note_refused(self, place: Hashable) -> None:
+        """Count a refusal of a request that did not come to the door."""
+        self._refused[place] += 1
+
     def refused_before(self, place: Hashable) -> int:
         """Return the number of refusals since the last call."""
         return self._refused.pop(place, 0)

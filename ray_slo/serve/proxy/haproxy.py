@@ -91,9 +91,17 @@ _DIED = ("FrontendLost", "frontend_lost", "the frontend died with the request", 
 _NONE = ("FrontendLost", "frontend_lost", "no frontend is up", 1)
 _LATE = ("Expired", "expired", "no frontend answered in time")
 _SLOW = ("SlowBody", "slow_body", "the body did not come by the request's deadline")
-# Pages by HAProxy's status. HAProxy has no page for 400, nor for 408 because of a slow head.
+# HAProxy cannot tell a client that shuts only its sending side from one that has left.
+_LEFT = (
+    "BadRequest",
+    "bad_request",
+    "the client shut its sending side before it had the answer, which means that it left, or its "
+    "body is malformed; keep both directions of the connection open until the answer",
+)
+# Pages by HAProxy's status. HAProxy has no page for a head that is malformed (400) or slow (408).
 _PAGES = {
     "http": {
+        400: _answer("400 Bad Request", *_LEFT),
         408: _answer("408 Request Timeout", *_SLOW),
         502: _answer("503 Service Unavailable", *_DIED),
         503: _answer("503 Service Unavailable", *_NONE),

@@ -1,5 +1,6 @@
 """What uvicorn lacks: limits for size and duration of a request's head (request line and headers),
 the time when a request came to this machine, and quick ways to read bodies and write short ones.
+Trailers are ignored: uvicorn would take them for headers, which proxies had no chance to check.
 
 A busy server may accept a connection seconds after its request arrived; the kernel knows the time.
 """
@@ -8,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import io
 import socket
 import struct
+import termios
 import time
 import weakref
 from collections.abc import Callable
@@ -23,14 +26,19 @@ import uvicorn
 from starlette.responses import JSONResponse, Response
 from uvicorn.protocols.http import auto
 
+from ray_slo.serve.ray_private.peers import proxy_answers
+
 MAX_HEAD_BYTES = 262_144
 MAX_HEAD_S = 30.0
+HALF_CLOSED_S = 0.02  # a client that shuts its sending side within this time waits for its answer
 ACCEPTED = 64  # connections per turn of the event loop
 ARRIVAL = "ray_slo.arrival"  # in a scope: arrival of the request, `time.monotonic()` seconds
 LEAVING = "ray_slo.leaving"  # in a scope: list of functions to call when the client leaves
 _CYCLE = "ray_slo.cycle"  # in a scope: uvicorn's object for the request and its answer
 _LEAST_REST = 65_536  # bytes that have to be missing, so that a place for a body is worth its cost
-_LARGEST_PLACE = 16 * 2**20  # bytes of a body whose memory is taken before it has come
+_LARGEST_PLACE = 16 * 2**20  # bytes of a body that is read into its place
+_FIRST_PLACE, _GROWTH = 65_536, 4  # least bytes of a place; its size as a multiple of what came
+_PROXY_S = 0.2  # seconds for an answer of Serve's proxy, which shows that it is not too busy
 _MOST_WHOLE = 65_536  # bytes of a body up to which copying it costs less than a second write
 _PROCESS = "ray_slo.process"  # in a scope: the process of that clock
 _OURS = uuid4().hex
@@ -69,6 +77,7 @@ def bounded(protocol: type[Any]) -> type[Any]:
     class Bounded(protocol):
         _head_bytes: int | None = 0  # bytes of the current head; None if there is none
         _head_timer: asyncio.TimerHandle | None = None
+        _complete_at = 0.0  # when the last request was complete, by the loop's clock
         _leaving: list[Callable[[], object]] = []  # noqa: RUF012 (every request has its own)
 
         def connection_made(self, transport: Any) -> None:
@@ -88,6 +97,10 @@ def bounded(protocol: type[Any]) -> type[Any]:
             self._have_head()
             self._head_bytes = 0
 
+        def on_header(self, name: bytes, value: bytes) -> None:
+            if self._head_bytes is not None:  # otherwise it is a trailer, which uvicorn would add
+                super().on_header(name, value)
+
         def on_headers_complete(self) -> None:
             self._have_head()
             self.scope[ARRIVAL] = time.monotonic() - waited_s(self._line)
@@ -105,6 +118,21 @@ def bounded(protocol: type[Any]) -> type[Any]:
                     self._hang_up()
                 elif self._head_timer is None:  # most heads come at once, and need no timer
                     self._limit_time()
+
+        def on_message_complete(self) -> None:
+            self._complete_at = self.loop.time()
+            super().on_message_complete()
+
+        def eof_received(self) -> bool:
+            """Return whether to keep the connection for an answer. A client may shut its sending
+            side with its request. One that shuts it later has left."""
+            cycle = self.cycle
+            if cycle is None or cycle.more_body or cycle.response_complete:
+                return False
+            if self.scheme == "https" or self.loop.time() - self._complete_at > HALF_CLOSED_S:
+                return False
+            cycle.keep_alive = False
+            return True
 
         def _limit_time(self) -> None:
             self._head_timer = self.loop.call_later(MAX_HEAD_S, self._hang_up)
@@ -137,7 +165,29 @@ def whole_body(scope: Any, receive: Any) -> bytes | None:
     return body
 
 
-async def read_whole(scope: Any, receive: Any, parts: list[bytes], size: int) -> bytes | None:
+async def client_is_slow(scope: Any, receive: Any) -> bool:
+    """Return whether a body is missing because its client has not sent it, and not because this
+    process or Serve's proxy is too busy to read it.
+
+    Args:
+        receive: what the application got.
+    """
+    if (cycle := _cycle_of(scope)) is None:
+        return await proxy_answers(receive, _PROXY_S)
+    waiting = bytes(4)  # an int: the bytes of the connection that are here, and not read yet
+    with contextlib.suppress(OSError, ValueError):  # it is closed
+        line = cycle.transport.get_extra_info("socket")
+        waiting = fcntl.ioctl(line.fileno(), termios.FIONREAD, waiting)
+    return bool(cycle.more_body) and not any(waiting)
+
+
+async def read_whole(
+    scope: Any,
+    receive: Any,
+    parts: list[bytes | bytearray],
+    size: int,
+    taken: Callable[[int], object] = lambda num_bytes: None,
+) -> bytes | None:
     """Read the rest of a body from the connection into its place in memory. uvicorn copies each
     part four times, and stops reading after 64 KiB until the application has taken them.
 
@@ -146,6 +196,7 @@ async def read_whole(scope: Any, receive: Any, parts: list[bytes], size: int) ->
         parts: what the application has of the body. If the body does not become complete, what
             came is appended.
         size: declared size of the body, in bytes.
+        taken: called with the size of the place whenever a part of the body came, in bytes.
 
     Returns:
         The body. None: the application has to go on with `receive`.
@@ -161,31 +212,46 @@ async def read_whole(scope: Any, receive: Any, parts: list[bytes], size: int) ->
         return None
     body, cycle.body = bytes(cycle.body), bytearray()
     parts.append(body)
-    memory = io.BytesIO(bytes(size))
-    place = _Place(http, memory.getbuffer(), b"".join(parts))
+    place = _Place(http, b"".join(parts), size, taken)
     try:
         while cycle.more_body and not cycle.disconnected:
             cycle.message_event.clear()
             await cycle.message_event.wait()
     finally:
         parts.append(place.give_up())
-    return None if cycle.more_body else memory.getvalue()
+    return None if cycle.more_body else place.body()
 
 
 class _Place(asyncio.BufferedProtocol):
-    """Has a connection in place of uvicorn's protocol until a body is complete.
+    """Has a connection in place of uvicorn's protocol until a body is complete. Its memory grows
+    with what comes: a client may declare much and send little.
 
     Args:
         http: uvicorn's protocol.
-        memory: takes the body.
         begun: the first part of the body, which uvicorn's parser has seen.
+        size: declared size of the body, in bytes.
+        taken: as for `read_whole`.
     """
 
-    def __init__(self, http: Any, memory: memoryview, begun: bytes) -> None:
-        self._http, self._memory = http, memory
-        memory[: len(begun)] = begun
+    def __init__(self, http: Any, begun: bytes, size: int, taken: Callable[[int], object]) -> None:
+        self._http, self._size, self._taken = http, size, taken
         self._seen = self._at = len(begun)
+        self._bytes, self._memory = io.BytesIO(), memoryview(begun)
+        self._grow()
+        # In a turn of its own: the task that reads may be stopped, and waits then.
+        http.loop.call_soon(taken, len(self._memory))
         self._connect(self)
+
+    def _grow(self) -> None:
+        place = io.BytesIO(bytes(min(max(_GROWTH * self._at, _FIRST_PLACE), self._size)))
+        memory = place.getbuffer()
+        memory[: self._at] = self._memory[: self._at]
+        self._memory.release()
+        self._bytes, self._memory = place, memory
+
+    def body(self) -> bytes:
+        """Return the body, when it is complete."""
+        return self._bytes.getvalue()
 
     def _connect(self, protocol: Any) -> None:
         # A transport asks only at the start of reading how its protocol takes data.
@@ -198,7 +264,10 @@ class _Place(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._at += nbytes
-        if self._at == len(self._memory):
+        if self._at == len(self._memory) < self._size:
+            self._grow()
+        self._taken(len(self._memory))
+        if self._at == self._size:
             self._memory.release()
             self._connect(self._http)
             # The old parser would wait for the rest of this body.
@@ -207,8 +276,8 @@ class _Place(asyncio.BufferedProtocol):
                 parser.set_dangerous_leniencies(lenient_data_after_close=True)
             self._http.on_message_complete()
 
-    def eof_received(self) -> None:
-        self._http.eof_received()
+    def eof_received(self) -> bool:
+        return bool(self._http.eof_received())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._http.connection_lost(exc)

@@ -1,9 +1,12 @@
-"""Calls every replica of a deployment. The result of `DeploymentHandle.broadcast` is an alpha API;
-`tests/serve/ray_private/test_peers.py` fails when it has changed.
+"""Calls every replica of a deployment, and the proxy that a request comes from. The result of
+`DeploymentHandle.broadcast` is an alpha API, and what a replica asks a proxy is private.
+`tests/serve/ray_private/test_peers.py` fails when they have changed.
 """
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from typing import Any
 
 from ray import serve
@@ -19,3 +22,25 @@ async def asked_all(app: str, deployment: str, method: str, timeout_s: float) ->
     asked = handle.broadcast(method)
     answers = await asked.results_async(timeout_s=timeout_s, return_exceptions=True)
     return [answer for answer in answers if not isinstance(answer, Exception)]
+
+
+async def proxy_answers(receive: Any, within_s: float) -> bool:
+    """Return whether the proxy that passes on a body answers a question within this time. A proxy
+    does not answer before it has read what its clients sent. If no proxy passes it on, nothing is
+    between the application and its client, so this is true.
+
+    Args:
+        receive: the `receive` that the application got.
+    """
+    ask = getattr(receive, "_receive_asgi_messages", None)
+    if ask is None:
+        return True
+    # The proxy has no such request, so it answers with KeyError at once.
+    nobody = replace(receive._request_metadata, internal_request_id="")
+    try:
+        await asyncio.wait_for(ask(nobody), within_s)
+    except KeyError:
+        return True
+    except Exception:  # it took too long, or the proxy is gone
+        return False
+    return True

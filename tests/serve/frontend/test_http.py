@@ -3,21 +3,26 @@
 import asyncio
 import contextlib
 import gc
+import gzip
 import json
+import time
+import tracemalloc
+import zlib
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray.exceptions import RayTaskError
+from ray.serve._private.common import RequestMetadata
 from starlette.requests import ClientDisconnect, Request
 
 from ray_slo.core.environment import MAX_BODY_BYTES
 from ray_slo.core.text import quoted
-from ray_slo.errors import BodyTooLarge, SlowBody
+from ray_slo.errors import BodyTooLarge, RefusedEarly, SlowBody, UnsupportedEncoding
 from ray_slo.serve.app.openapi import document
 from ray_slo.serve.errors import UnknownModel, error_body
 from ray_slo.serve.frontend.answer import to_json
-from ray_slo.serve.frontend.http import MAX_DEPTH, Readers, body_of, json_of
+from ray_slo.serve.frontend.http import MAX_DEPTH, Readers, body_of, decoded, json_of
 from ray_slo.serve.proxy import middlewares
 from ray_slo.serve.proxy.bounds import BoundsMiddleware
 from tests.serve import clock
@@ -68,7 +73,7 @@ def test_the_collector_is_as_it_was():
 JSON = st.recursive(
     st.none()
     | st.booleans()
-    | st.integers(-(2**63), 2**64 - 1)
+    | st.integers(-(10**40), 10**40)
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(exclude_categories=["Cs"])),
     lambda inner: (
@@ -82,6 +87,59 @@ JSON = st.recursive(
 @settings(max_examples=200)
 def test_json_is_what_python_says(value):
     assert json_of(json.dumps(value).encode(), MANY) == value
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"18446744073709551616",
+        b'{"id": -9223372036854775809, "n": [0.1]}',
+        b"[9223372036854775807, 18446744073709551615, 1e300, -0.1234567890123456789]",
+        b"1" * 300,
+    ],
+)
+def test_integers_are_exact(body):
+    assert repr(json_of(body, MANY)) == repr(json.loads(body))
+
+
+TEXT = '{"é": "ß"}'
+
+
+@pytest.mark.parametrize(
+    ("content_type", "encoding"),
+    [
+        ("application/json", "utf-8"),
+        ("application/json", "utf-8-sig"),
+        ("application/json", "utf-16"),  # says so itself
+        ("application/json", "utf-32-be"),
+        ("application/json; charset=utf-8", "utf-8-sig"),
+        ("application/json; charset=UTF8", "utf-8"),
+        ('application/json; x=1; Charset="latin-1"', "latin-1"),
+        ("text/plain;charset=iso-8859-15", "iso-8859-15"),
+        ("text/plain; charset=windows-1252", "cp1252"),
+        ("application/json; charset=utf-16", "utf-16"),
+        ("application/json; charset=utf-16", "utf-16-be"),
+        ("application/json; charset=utf-16le", "utf-16-le"),
+        ("application/json; charset=UTF-32", "utf-32-le"),
+    ],
+)
+def test_json_in_its_charset(content_type, encoding):
+    assert json_of(TEXT.encode(encoding), MANY, content_type) == {"é": "ß"}
+
+
+@pytest.mark.parametrize(
+    "charset", ["x", "idna", "punycode", "zlib", "unicode_escape", "utf-7", "iso-8859-12", "a" * 99]
+)
+def test_a_charset_that_is_not_taken(charset):
+    with pytest.raises(UnsupportedEncoding, match="send one of utf-8, utf-16") as bad:
+        json_of(b"1", MANY, f"application/json; charset={charset}")
+    assert (bad.value.http_status, bad.value.field) == (415, "content-type")
+
+
+def test_a_body_that_is_not_in_its_charset():
+    for charset, body in (("utf-8", b'"\xe9"'), ("us-ascii", b'"\xe9"'), ("utf-16", b'"\0a')):
+        with pytest.raises(ValueError, match=r"utf-8|ascii|utf-16"):
+            json_of(body, MANY, f"application/json; charset={charset}")
 
 
 @pytest.mark.parametrize(
@@ -157,7 +215,7 @@ def test_slow_body_ends_with_its_deadline():
         read([b"1", 60.0, b"2"], left_s=0.01)
 
 
-def test_of_too_many_bodies_the_one_that_takes_longest_gives_way():
+def test_of_too_many_bodies_one_that_takes_longer_than_a_second_gives_way():
     async def run():
         readers, hears = Readers(2), asyncio.Event()
 
@@ -174,14 +232,156 @@ def test_of_too_many_bodies_the_one_that_takes_longest_gives_way():
         await asyncio.sleep(0)
         tasks.append(asked(1))
         await asyncio.sleep(0)
-        tasks.append(asked(2))
-        assert await tasks[2] == b"2"
-        with pytest.raises(SlowBody, match="0 bytes had come when too many bodies"):
+        with pytest.raises(RefusedEarly, match="2 bodies are being read") as full:
+            await asked(2)  # those before it may come at any moment
+        assert (full.value.reason, full.value.retry_after_s) == ("queue_full", 1.0)
+        await asyncio.sleep(1.1)
+        assert await asked(2) == b"2"
+        with pytest.raises(SlowBody, match="0 bytes of the body had come when too many bodies"):
             await tasks[0]
         hears.set()
         assert await tasks[1] == b"1"
 
     clock.run(run())
+
+
+def test_bodies_that_are_read_need_bounded_memory():
+    async def run():
+        readers, ends = Readers(1000, 10), asyncio.Event()
+
+        def asked():
+            messages = [{"body": b"", "more_body": False}, {"body": b"1" * 9, "more_body": True}]
+
+            async def receive():
+                if len(messages) == 1:
+                    await ends.wait()
+                return {"type": "http.request", **messages.pop()}
+
+            request = Request({"type": "http", "headers": []}, receive)
+            return asyncio.ensure_future(body_of(request, 10, 60.0, readers=readers))
+
+        tasks = [asked() for _ in range(18)]  # of 10 bytes; 160 are the most together
+        with pytest.raises(RefusedEarly, match="9 bytes of the body had come when too many"):
+            await tasks.pop()
+        assert readers._num_bytes == 17 * 9
+        await asyncio.sleep(1.1)
+        later = asked()
+        with pytest.raises(SlowBody, match=r"9 bytes .* had sent nothing for 1 s"):
+            await tasks.pop(0)
+        ends.set()
+        assert await asyncio.gather(later, *tasks) == [b"1" * 9] * 17
+        assert readers._num_bytes == 0
+
+    clock.run(run())
+
+
+class Proxy:
+    """What Serve passes to a replica as `receive`. The proxy does not answer when it is busy."""
+
+    def __init__(self, is_busy):
+        self.is_busy = is_busy
+        self._request_metadata = RequestMetadata("one", "one")
+
+    async def __call__(self):
+        await asyncio.Event().wait()
+
+    async def _receive_asgi_messages(self, metadata):
+        assert metadata.internal_request_id == ""
+        if self.is_busy:
+            await asyncio.Event().wait()
+        raise KeyError("no such request")
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_only_a_client_that_was_slow_is_told_so(is_busy):
+    request = Request({"type": "http", "headers": []}, Proxy(is_busy))
+    error, says = (RefusedEarly, "too busy to read") if is_busy else (SlowBody, "of the body")
+    with pytest.raises(error, match=f"{says}.* 0 bytes came within 0.51 s") as raised:
+        clock.run(body_of(request, 10, 0.01))
+    assert raised.value.reason == ("queue_full" if is_busy else "slow_body")
+
+
+def test_a_process_that_was_busy_does_not_blame_the_client():
+    async def run():
+        async def receive():
+            await asyncio.Event().wait()
+
+        request = Request({"type": "http", "headers": []}, receive)
+        reading = asyncio.ensure_future(body_of(request, 10, 0.0))
+        await asyncio.sleep(0.4)
+        time.sleep(0.3)  # noqa: ASYNC251 (the loop stands still)
+        with pytest.raises(RefusedEarly, match="too busy"):
+            await reading
+
+    clock.run(run())
+
+
+def test_many_small_pieces_need_little_memory():
+    pieces = [b"%05d" % i for i in range(60_000)]
+    tracemalloc.start()
+    try:
+        body, _ = read([*pieces], max_bytes=300_000)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert body == b"".join(pieces)
+    assert peak < 2_000_000  # the list of pieces is 480 kB
+
+
+# -- compressed bodies -----------------------------------------------------------------------------
+
+
+def raw_deflate(body):
+    one = zlib.compressobj(wbits=-15)
+    return one.compress(body) + one.flush()
+
+
+@pytest.mark.parametrize("body", [b"", b"[1, 2]", bytes(500_000)])
+@pytest.mark.parametrize(
+    ("coding", "packed"),
+    [
+        ("gzip", gzip.compress),
+        ("gzip", lambda body: gzip.compress(body[:3]) + gzip.compress(body[3:])),
+        ("deflate", zlib.compress),
+        ("deflate", raw_deflate),
+    ],
+    ids=["gzip", "two members", "zlib", "raw"],
+)
+def test_compressed_bodies(coding, packed, body):
+    assert decoded(packed(body), coding, len(body)) == body
+    if body:
+        with pytest.raises(BodyTooLarge, match=f"more than {len(body) - 1} bytes after {coding}"):
+            decoded(packed(body), coding, len(body) - 1)
+
+
+def test_a_bomb_is_not_unpacked():
+    bomb = gzip.compress(bytes(100_000_000))
+    tracemalloc.start()
+    try:
+        with pytest.raises(BodyTooLarge):
+            decoded(bomb, "gzip", 1_000_000)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4_000_000
+    with pytest.raises(ValueError, match="more than 1000 parts"):
+        decoded(gzip.compress(b"") * 1001, "gzip", 1000)
+
+
+@pytest.mark.parametrize(
+    ("coding", "body", "says"),
+    [
+        ("gzip", b"[1, 2]", "incorrect header"),
+        ("gzip", gzip.compress(b"[1, 2]")[:-1], "too early"),
+        ("gzip", b"", "too early"),
+        ("gzip", gzip.compress(b"1") + b"2", "incorrect header|too early"),
+        ("deflate", zlib.compress(b"1") + b"2", "more bytes follow"),
+        ("deflate", b"\xff\xff", "invalid"),
+    ],
+)
+def test_a_body_that_is_not_compressed_as_it_says(coding, body, says):
+    with pytest.raises(ValueError, match=says):
+        decoded(body, coding, 100)
 
 
 def test_client_that_leaves():
@@ -290,6 +490,6 @@ def test_bound_of_the_proxies(monkeypatch):
 
 def test_openapi_document_names_every_answer():
     answers = document(["a"])["paths"]["/{model}"]["post"]["responses"]
-    wanted = {"200", "400", "404", "405", "408", "413", "422", "431", "500", "503", "504"}
+    wanted = {"200", "400", "404", "405", "408", "413", "415", "422", "431", "500", "503", "504"}
     assert set(answers) == wanted
     assert answers["503"]["description"].startswith("RefusedEarly: Refused now rather than")

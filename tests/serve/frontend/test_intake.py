@@ -1,6 +1,8 @@
 """What clients may ask for, in which forms, and the errors for everything else."""
 
+import asyncio
 import contextlib
+import gzip
 import json
 import math
 import time
@@ -8,7 +10,15 @@ import time
 import pytest
 from starlette.requests import Request
 
-from ray_slo.errors import BadHeader, BadInput, BodyTooLarge, RefusedEarly, UnknownModel
+from ray_slo.errors import (
+    BadHeader,
+    BadInput,
+    BodyTooLarge,
+    RefusedEarly,
+    UnknownModel,
+    UnsupportedEncoding,
+)
+from ray_slo.serve.errors import error_body
 from ray_slo.serve.frontend.http import headers_of
 from ray_slo.serve.messages import Capacity
 from ray_slo.serve.protos import InferRequest
@@ -120,6 +130,8 @@ async def test_what_a_grpc_message_asks():
         ("image/png", "m", b"[1]", b"[1]"),  # `preprocess` takes it as it is
         ("image/png", "", b"[1]", [1]),
         ("", "m", b"\x89PNG", b"\x89PNG"),
+        *(("", "m", body, body) for body in (b"123", b"null", b'{"a": 1}', b"")),
+        ("text/plain", "m", b"123", b"123"),
         (JSON, "", json.dumps(["x" * 40_000]).encode(), ["x" * 40_000]),  # on a thread
     ],
 )
@@ -132,14 +144,86 @@ async def test_a_body_that_is_no_json():
     one = intake(max_json_values=5)
     for content_type, says in (
         (JSON, "body is not JSON"),
-        ("image/png", "content-type 'image/png'"),
+        ("image/png", "content-type 'image/png'.; for JSON, send it with content-type: appl"),
+        ("", "content-type missing.; for JSON, send it with content-type: application/json"),
     ):
         with pytest.raises(BadInput, match=says) as bad:
             await one.item(content_type, b"\x89PNG", "m")
         assert (bad.value.field, bad.value.model) == ("body", "m")
     with pytest.raises(BodyTooLarge, match="max_json_values"):
         await one.item(JSON, b"[1, 2, 3]", "m")
-    assert [seen[2] for seen in one.seen] == ["invalid"] * 3
+    assert [seen[2] for seen in one.seen] == ["invalid"] * 4
+
+
+def posted(body, **headers):
+    async def receive():
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    pairs = [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()]
+    return Request({"type": "http", "headers": pairs}, receive)
+
+
+@in_loop
+@pytest.mark.parametrize("preprocess", ["", "m"])
+async def test_a_compressed_body_is_what_it_was(preprocess):
+    one = intake(preprocess=preprocess, max_body_bytes=100, max_json_bytes=50)
+    asked = one.asked("m", time.monotonic())
+    for coding in ("gzip", "X-GZIP", "", "identity"):
+        body = gzip.compress(b"[1]") if "g" in coding.lower() else b"[1]"
+        assert await one.body(posted(body, content_encoding=coding), JSON, asked) == b"[1]"
+    assert not one.seen
+    for body, coding, kind, error, says in (
+        (b"", "br", JSON, UnsupportedEncoding, "'br' is not taken; send one of gzip, x-gzip, defl"),
+        (b"", "gzip, gzip", JSON, UnsupportedEncoding, "'gzip, gzip' is not taken"),
+        (b"[1]", "gzip", JSON, BadInput, "body is not gzip: "),
+        (gzip.compress(bytes(51)), "gzip", JSON, BodyTooLarge, "50 bytes after gzip.*max_json_by"),
+        (gzip.compress(bytes(101)), "gzip", "", BodyTooLarge, "(50|100) bytes after gzip.*max_"),
+    ):
+        with pytest.raises(error, match=says) as bad:
+            await one.body(posted(body, content_encoding=coding), kind, asked)
+        assert bad.value.model == "m"
+    assert [seen[1:3] for seen in one.seen] == [("m", "invalid")] * 5
+
+
+@in_loop
+async def test_a_body_that_we_were_too_busy_to_read_is_our_refusal():
+    one = intake(max_queued_requests=1)
+
+    async def never():
+        await asyncio.Event().wait()
+
+    first = Request({"type": "http", "headers": []}, never)
+    asked = one.asked("m", time.monotonic())
+    reading = asyncio.ensure_future(one.body(first, JSON, asked))
+    await asyncio.sleep(0)
+    with pytest.raises(RefusedEarly) as full:
+        await one.body(posted(b"1"), JSON, asked)
+    assert (full.value.http_status, full.value.reason) == (503, "queue_full")
+    assert one.seen == [("unanswered", "m", "refused", "queue_full", 1)]
+    assert one.refused == [("m", 1)]  # it is demand
+    reading.cancel()
+
+
+@in_loop
+async def test_bytes_that_were_meant_as_json():
+    one = intake(preprocess="m")
+    hint = "its content-type is application/x-www-form-urlencoded; for JSON, send it with"
+
+    async def refused(kind, error):
+        with pytest.raises(type(error)) as raised:
+            async with one.admitted(one.asked("m", time.monotonic()), kind):
+                raise error
+        return error_body(raised.value)["message"]
+
+    form = "application/x-www-form-urlencoded"
+    said = await refused(form, BadInput("could not convert", field="item"))
+    assert said.startswith("could not convert; preprocess got the body's bytes") and hint in said
+    said = await refused(form, AttributeError("'bytes' object has no attribute 'get'"))
+    assert hint in said
+    assert "it has no content-type" in await refused("", BadInput("bad", field="item"))
+    for kind in (JSON, "image/png", None):
+        assert await refused(kind, BadInput("bad", field="item")) == "bad"
+    assert await refused(form, AttributeError("another")) == "another"
 
 
 @in_loop

@@ -155,6 +155,22 @@ async def test_time_counts_from_when_the_kernel_had_the_request():
 
 
 @in_loop
+async def test_a_busy_proxy_does_not_blame_the_client():
+    app = App()
+    door = AdmissionMiddleware(app)
+    await ask(door)
+    headers = [(b"content-length", b"9"), (b"x-slo-latency-ms", b"50")]
+    asked = asyncio.ensure_future(ask(door, headers=headers, chunks=[(b"1", True)]))
+    await asyncio.sleep(0.5)
+    time.sleep(0.3)  # noqa: ASYNC251 (the loop stands still)
+    status, told, body = await asked
+    assert (status, json.loads(body)["reason"]) == (503, "queue_full")
+    assert told[b"retry-after"] == b"1"
+    await ask(door)
+    assert dict(app.scopes[-1]["headers"])[b"x-slo-refused-before"] == b"1"
+
+
+@in_loop
 async def test_a_slow_client_is_told_so_and_occupies_nobody():
     app = App()
     door = AdmissionMiddleware(app)

@@ -465,3 +465,19 @@ def test_it_starts_without_ray():
     """Importing Ray takes seconds, and HAProxy must be up at once."""
     code = "import sys, ray_slo.serve.proxy.haproxy; sys.exit('ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_who_shuts_the_sending_side_is_told_why_there_is_no_answer(tmp_path):
+    """HAProxy cannot tell such a client from one that has left, whose request must not run."""
+    frontend = Frontend()
+    with running(tmp_path, frontend) as (port, _, _):
+        frontend.go.clear()
+        with socket.create_connection(("127.0.0.1", port)) as line:
+            line.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\n1")
+            line.shutdown(socket.SHUT_WR)
+            line.settimeout(20)
+            head, _, body = line.makefile("rb").read().partition(b"\r\n\r\n")
+        frontend.go.set()
+    assert head.startswith(b"HTTP/1.1 400 ") and b"application/json" in head
+    said = json.loads(body)
+    assert said["reason"] == "bad_request" and "shut its sending side" in said["message"]

@@ -7,6 +7,7 @@ import inspect
 import pickle
 import socket
 import time
+import tracemalloc
 import weakref
 from types import SimpleNamespace
 
@@ -14,12 +15,15 @@ import numpy as np
 import pytest
 import uvicorn
 from starlette.background import BackgroundTask
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from uvicorn import Config
 from uvicorn.protocols.http import auto
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from ray_slo.errors import RefusedEarly
+from ray_slo.serve.frontend.http import Readers, body_of
 from ray_slo.serve.ray_private import http_head as heads
 from ray_slo.serve.ray_private.http_head import _CYCLE as CYCLE
 from tests.serve import clock
@@ -399,9 +403,9 @@ def test_a_body_is_not_copied_after_it_was_read(monkeypatch):
     places = []
 
     class Place(heads._Place):
-        def __init__(self, http, memory, begun):
-            places.append(np.frombuffer(memory, np.uint8).ctypes.data)
-            super().__init__(http, memory, begun)
+        def _grow(self):
+            super()._grow()
+            places.append(np.frombuffer(self._memory, np.uint8).ctypes.data)
 
     monkeypatch.setattr(heads, "_Place", Place)
 
@@ -420,7 +424,153 @@ def test_a_body_is_not_copied_after_it_was_read(monkeypatch):
         await asyncio.sleep(0.02)
 
     clock.run(run())
-    assert places[0] == places[1]
+    assert len(places) == 4 and places[-2] == places[-1]
+
+
+def test_memory_follows_the_bytes_that_came(run_in_loop):
+    taken, size = [], 15 * 2**20
+
+    async def run():
+        started = 0
+
+        async def app(scope, receive, send):
+            nonlocal started
+            parts = [(await receive())["body"]]
+            started += 1
+            await heads.read_whole(scope, receive, parts, size, taken.append)
+
+        loop, lines = asyncio.get_running_loop(), []
+        for sent in (1, 40_000, 200_000):
+            near = await connected(app)
+            lines.append(near)
+            await loop.sock_sendall(near, post(b"/", size) + b"1")
+            await asyncio.sleep(0.02)
+            taken.clear()
+            tracemalloc.start()
+            await loop.sock_sendall(near, bytes(sent))
+            await asyncio.sleep(0.05)
+            grown, _ = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            assert taken[-1] <= 4 * (sent + 1) + 65_536
+            assert grown < 4 * sent + 100_000
+        for near in lines:
+            near.close()
+        await asyncio.sleep(0.02)
+        assert started == 3
+
+    run_in_loop(run())
+
+
+@pytest.mark.parametrize("late_s", [0.0, 0.1])
+def test_a_client_may_shut_its_sending_side_with_its_request(run_in_loop, late_s):
+    """One that does so later has left."""
+    left = []
+
+    async def run():
+        async def app(scope, receive, send):
+            assert (await receive())["body"] == b"abc"
+            scope[heads.LEAVING].append(lambda: left.append(late_s))
+            await asyncio.sleep(0.2)
+            response = Response(b"1")
+            if not heads.write_whole(scope, send, response):
+                await response(scope, receive, send)
+
+        near, loop = await connected(app), asyncio.get_running_loop()
+        near.send(post(b"/", 3) + b"abc")
+        await asyncio.sleep(late_s)
+        near.shutdown(socket.SHUT_WR)
+        said = b""
+        while got := await loop.sock_recv(near, 10_000):
+            said += got
+        assert said.startswith(b"HTTP/1.1 200 OK" if not late_s else b"")
+        assert said.endswith(b"1") is (not late_s)
+        near.close()
+        await asyncio.sleep(0.02)
+
+    run_in_loop(run())
+    assert left == [late_s]  # when the connection ends
+
+
+def test_bodies_that_only_declare_their_size_need_bounded_memory(run_in_loop):
+    readers = Readers(1000, 8192)  # 128 KiB together; a place has at least 64 KiB
+
+    async def run():
+        refused = []
+
+        async def app(scope, receive, send):
+            request = Request(scope, receive)
+            try:
+                await body_of(request, 200_000, 60.0, readers=readers)
+            except RefusedEarly as error:
+                refused.append(error)
+            await Response(b"1")(scope, receive, send)
+
+        loop, lines = asyncio.get_running_loop(), []
+        for _ in range(3):
+            near = await connected(app)
+            lines.append(near)
+            await loop.sock_sendall(near, post(b"/", 150_000) + b"1")
+            await asyncio.sleep(0.05)
+        assert "too many bodies" in str(refused.pop()) and not refused
+        assert readers._num_bytes == 131_072
+        for near in lines:
+            near.close()
+        await asyncio.sleep(0.02)
+
+    run_in_loop(run())
+
+
+def test_trailers_are_no_headers(run_in_loop):
+    seen = []
+
+    async def run():
+        async def app(scope, receive, send):
+            while (await receive())["more_body"]:
+                pass
+            seen.append(dict(scope["headers"]))
+            await Response(b"1")(scope, receive, send)
+
+        near, loop = await connected(app), asyncio.get_running_loop()
+        head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\ntrailer: x-a\r\n\r\n"
+        rest = b"1\r\na\r\n0\r\nx-a: 1\r\nx-slo-refused-before: 999999\r\n\r\n"
+        for pieces in ((head + rest,), (head, rest), (head + rest[:10], rest[10:])):
+            for piece in pieces:
+                await loop.sock_sendall(near, piece)
+                await asyncio.sleep(0.02)
+        await loop.sock_sendall(near, b"POST / HTTP/1.1\r\nhost: y\r\ncontent-length: 0\r\n\r\n")
+        await asyncio.sleep(0.02)
+        near.close()
+
+    run_in_loop(run())
+    ours = {b"host": b"x", b"transfer-encoding": b"chunked", b"trailer": b"x-a"}
+    assert seen == [ours] * 3 + [{b"host": b"y", b"content-length": b"0"}]
+
+
+def test_a_client_is_slow_if_nothing_of_its_body_is_unread(run_in_loop):
+    found = []
+
+    async def run():
+        async def app(scope, receive, send):
+            await receive()
+            scope_of.append((scope, receive))
+            await asyncio.sleep(60)
+
+        scope_of = []
+        near, loop = await connected(app), asyncio.get_running_loop()
+        await loop.sock_sendall(near, post(b"/", 9) + b"abc")
+        await asyncio.sleep(0.02)
+        found.append(await heads.client_is_slow(*scope_of[0]))
+        near.send(b"def")  # the loop has not read this yet
+        found.append(await heads.client_is_slow(*scope_of[0]))
+        await asyncio.sleep(0.02)
+        found.append(await heads.client_is_slow(*scope_of[0]))
+        near.send(b"ghi")
+        await asyncio.sleep(0.02)
+        found.append(await heads.client_is_slow(*scope_of[0]))
+        near.close()
+
+    run_in_loop(run())
+    assert found == [True, False, True, False]
 
 
 def test_a_request_leaves_no_garbage():

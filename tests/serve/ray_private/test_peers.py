@@ -1,9 +1,15 @@
-"""Fails when Ray changes `DeploymentHandle.broadcast`, an alpha API that calls every replica."""
+"""Fails when Ray changes `DeploymentHandle.broadcast`, an alpha API that calls every replica, or
+how a replica asks the proxy for a body."""
 
+import asyncio
 import inspect
+from dataclasses import fields
 from types import SimpleNamespace
 
 from ray.serve import handle as serve_handle
+from ray.serve._private.common import RequestMetadata
+from ray.serve._private.http_util import ASGIReceiveProxy
+from ray.serve._private.proxy import HTTPProxy
 
 from ray_slo.serve.ray_private import peers
 from tests.serve.loops import in_loop
@@ -39,3 +45,25 @@ async def test_those_that_fail_are_left_out(monkeypatch):
     monkeypatch.setattr(peers, "serve", SimpleNamespace(get_deployment_handle=handle_of))
     assert await peers.asked_all("app", "front", "slo_seen", 2.0) == [1, 3]
     assert asked == ["slo_seen", 2.0]
+
+
+@in_loop
+async def test_whether_a_proxy_answers():
+    class Alive:
+        asgi_receive_queues = {}  # noqa: RUF012
+
+    def asked(ask):
+        scope, metadata = {"type": "http"}, RequestMetadata("one", "one")
+        return peers.proxy_answers(ASGIReceiveProxy(scope, metadata, ask), 0.2)
+
+    async def busy(metadata):
+        await asyncio.sleep(60)
+
+    async def dead(metadata):
+        raise RuntimeError("it is gone")
+
+    assert await asked(lambda metadata: HTTPProxy.receive_asgi_messages(Alive, metadata))
+    assert not await asked(busy)
+    assert not await asked(dead)
+    assert await peers.proxy_answers(busy, 0.2)  # this is no proxy
+    assert "internal_request_id" in {field.name for field in fields(RequestMetadata)}
