@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, Response
 
 from ray_slo.core.policy import Expected
 from ray_slo.serve import grpc
+from ray_slo.serve.app.settings import Settings
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.deadlines import ATTEMPT_HEADER, CAPACITY_HEADER, CLASS_HEADER, WHOLE_HEADER
 from ray_slo.serve.errors import ConfigError, SLOError, error_body, http_response
@@ -60,7 +61,9 @@ class Frontend:
     ) -> None:
         around = around or Surroundings.of_replica()
         check_names(around.deployment, spec.deployment_name, workers)
-        self._spec = spec
+        kinds = {kind: handle.deployment_name for kind, handle in workers.items()}
+        self._settings = Settings(spec, around.app, around.deployment, kinds, around.details)
+        self._spec = spec = await self._settings.begin()
         self._names = around.app, around.deployment
         self._metrics = around.metrics
         self._tasks: set[asyncio.Task[None]] = set()
@@ -95,6 +98,7 @@ class Frontend:
         await self._workers.begin()
         answer_with(self.answer_http)
         self._spawn(self._refresh())
+        self._spawn(self._settings.watch())
 
     def _links(self, app_key: str, client: str) -> tuple[Channel, FrontendLink | None]:
         """Return the connection to the scheduler or to those of all groups, and the connection to
@@ -350,6 +354,7 @@ class Frontend:
             "mode": mode(),
             **together(await self._all_seen()),
             "num_frontends": self._spec.num_frontends,
+            **self._settings.status(),
             "process": vitals(pending=len(self._ledger), owned=self._service.num_owned),
             "expected": {name: e._asdict() for name, e in self._expected().items()},
             "overhead_ms": 1e3 * self._ledger.overhead_s,

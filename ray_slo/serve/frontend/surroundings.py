@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from ray import serve
 
@@ -12,6 +12,7 @@ from ray_slo.serve.frontend.startup import Deployment, in_a_line
 from ray_slo.serve.memory import give_back, settle
 from ray_slo.serve.proxy.door import has_door_before
 from ray_slo.serve.ray_private.context import install
+from ray_slo.serve.ray_private.deploy import serve_details
 from ray_slo.serve.ray_private.replica_port import listen_on_node_only
 from ray_slo.serve.suspects import ended_itself
 from ray_slo.serve.watch.metrics import FrontendMetrics
@@ -51,6 +52,7 @@ class Surroundings:
     Attributes:
         app, deployment, client: names of the application, of the frontend's deployment, and of
             the frontend itself.
+        details: function that returns what Serve's controller says of all applications. It blocks.
         states: function that returns Serve's view of an application's workers. It blocks.
         ended_itself: function that returns the note that a worker wrote when it ended itself. Empty
             if there is none.
@@ -62,6 +64,7 @@ class Surroundings:
     deployment: str
     client: str
     metrics: FrontendMetrics
+    details: Callable[[], Mapping[str, Any]] = serve_details
     states: Callable[[str, Mapping[str, str]], dict[str, Deployment]] = worker_states
     ended_itself: Callable[[str], str] = ended_itself
     has_door_before: bool = False
