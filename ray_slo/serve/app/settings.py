@@ -110,7 +110,7 @@ class Settings:
         if self.refused and (self.refused != before or now - self._said_at >= _AGAIN_S):
             self._said_at = now
             for said in self.refused:
-                logger.error("Serve's settings were changed, and requests will be late: %s", said)
+                logger.error("Serve's settings have changed, and do not fit: %s", said)
         if before and not self.refused:
             logger.warning("Serve's settings are right again")
 

@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -23,7 +23,7 @@ from ray_slo.serve import grpc
 from ray_slo.serve.app.settings import Settings
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.deadlines import ATTEMPT_HEADER, CAPACITY_HEADER, CLASS_HEADER, WHOLE_HEADER
-from ray_slo.serve.errors import ConfigError, SLOError, error_body, http_response
+from ray_slo.serve.errors import BadInput, ConfigError, SLOError, error_body, http_response
 from ray_slo.serve.frontend.answer import Answer, to_json
 from ray_slo.serve.frontend.hooks import Hooks
 from ray_slo.serve.frontend.http import headers_of
@@ -125,17 +125,17 @@ class Frontend:
 
     async def __call__(
         self,
-        item: Any,
-        *,
+        *items: Any,
         model: str | None = None,
         latency_slo_ms: float | None = None,
         slo_class: str | None = None,
         response_metadata: bool = False,
+        **others: Any,
     ) -> Any:
         """Answer one item.
 
         Args:
-            item: what the model's `preprocess` takes (or its batch method, item by item); an HTTP
+            items: the item: what the model's `preprocess` takes (or its batch method, item by item); an HTTP
                 request when called by Serve's proxy.
             model: model or pipeline; needed if the application serves several.
             latency_slo_ms: SLO of this call, in milliseconds from now.
@@ -148,6 +148,7 @@ class Frontend:
             Exception: the error that the user's method raised for this request's batch.
         """
         arrival = time.monotonic()
+        item = _only(items, others)
         if isinstance(item, HttpRequest):
             return await self.answer_http(item)
         name = self._intake.model_name(model)
@@ -382,6 +383,28 @@ class Frontend:
         for part in ("_hooks", "_channel", "_plan", "_workers"):
             if (found := getattr(self, part, None)) is not None:
                 found.close()
+
+
+def _only(items: Sequence[Any], others: Mapping[str, Any]) -> Any:
+    """Return the item of a call with a handle.
+
+    Raises:
+        BadInput: there is not exactly one, or an argument that no call takes.
+    """
+    if not items and set(others) == {"item"}:
+        return others["item"]
+    if others:
+        raise BadInput(
+            f"a call takes no argument {next(iter(others))!r}: put it into the item; a call takes "
+            "handle.remote(item) with model, latency_slo_ms, slo_class and response_metadata"
+        )
+    if len(items) != 1:
+        raise BadInput(
+            f"a call takes one item, got {len(items)}: put them into one, such as "
+            "handle.remote((a, b)) or handle.remote({'a': a, 'b': b}); with several items, call "
+            "once for each"
+        )
+    return items[0]
 
 
 def _path(request: HttpRequest) -> str:

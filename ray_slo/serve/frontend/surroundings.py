@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ray import serve
 
+from ray_slo.serve.errors import BadInput
 from ray_slo.serve.frontend.startup import Deployment, in_a_line
 from ray_slo.serve.memory import give_back, settle
 from ray_slo.serve.proxy.door import has_door_before
-from ray_slo.serve.ray_private.context import install
+from ray_slo.serve.ray_private.context import answer_only, count_only, install
 from ray_slo.serve.ray_private.deploy import serve_details
 from ray_slo.serve.ray_private.replica_port import listen_on_node_only
 from ray_slo.serve.suspects import ended_itself
 from ray_slo.serve.watch.metrics import FrontendMetrics
+
+_OF_CLIENTS = ("__call__", "Infer", "Describe")  # what Serve's counters count
 
 
 def worker_states(app: str, deployments: Mapping[str, str]) -> dict[str, Deployment]:
@@ -34,6 +38,20 @@ def worker_states(app: str, deployments: Mapping[str, str]) -> dict[str, Deploym
             message = in_a_line(seen.message, failed)
             found[kind] = Deployment(running, starting, message, failed)
     return found
+
+
+def check_method(deployment: str, method: str) -> None:
+    """Check that callers may call a method of a frontend.
+
+    Raises:
+        BadInput: they may not. The message is in the words of the user's class.
+    """
+    if method not in _OF_CLIENTS and not method.startswith("slo_"):
+        raise BadInput(
+            f"{deployment!r} answers no call of {method!r}: handle.remote(item) runs the class's "
+            "__call__ on batches of items; for another method, make a deployment of its own, or "
+            "one application with several models (handle.remote(item, model='…'))"
+        )
 
 
 class Demand(Protocol):
@@ -75,8 +93,10 @@ class Surroundings:
         """Return the environment of this process, which is a Serve replica."""
         listen_on_node_only()
         install()  # it refuses WebSockets
+        count_only(_OF_CLIENTS)
         give_back()
         settle()
         context = serve.get_replica_context()
+        answer_only(functools.partial(check_method, context.deployment))
         names = context.app_name, context.deployment, context.replica_tag
         return Surroundings(*names, FrontendMetrics(), has_door_before=has_door_before())

@@ -239,7 +239,7 @@ def settings(app, *details):
 async def test_a_frontend_refuses_to_start():
     app = App(FIXED)
     wrong = app.details(frontend={"num_replicas": 2, "max_ongoing_requests": 5})
-    with pytest.raises(ConfigError, match="max_ongoing_requests is 5.*; deployments: w: num_rep"):
+    with pytest.raises(ConfigError, match=r"max_ongoing_requests is 5.*; deployments: w: num_rep"):
         await settings(app, wrong).begin()
     assert await settings(app, app.details()).begin() is app.spec
     assert await settings(app).begin() is app.spec  # the controller does not answer
