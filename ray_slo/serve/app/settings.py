@@ -221,7 +221,8 @@ def _of_worker(bounds: tuple[int, int] | None, options: Details, given: Details)
     elif autoscaling is not None and isinstance(number := given.get("num_replicas"), int):
         yield (
             f"num_replicas is {number}; the planner decides the number of workers, so Serve "
-            f"ignores it: write num_replicas (at first), min_replicas and max_replicas {here} instead"
+            "ignores it: write num_replicas (at first), min_replicas and max_replicas "
+            f"{here} instead"
         )
     router = (options.get("request_router_config") or {}).get("request_router_class")
     if router is not None and not is_router(_dotted(router)):

@@ -135,8 +135,8 @@ class Frontend:
         """Answer one item.
 
         Args:
-            items: the item: what the model's `preprocess` takes (or its batch method, item by item); an HTTP
-                request when called by Serve's proxy.
+            items: one item. It is what the model's `preprocess` takes (or its batch method, item by
+                item), or an HTTP request when Serve's proxy calls.
             model: model or pipeline; needed if the application serves several.
             latency_slo_ms: SLO of this call, in milliseconds from now.
             slo_class: one of the model's `slo_classes`. Its SLO is used if `latency_slo_ms` is not
