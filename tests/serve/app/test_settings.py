@@ -3,12 +3,14 @@
 import logging
 
 import pytest
+from ray import cloudpickle, serve
 from ray.serve._private.application_state import override_deployment_info
 from ray.serve._private.build_app import build_app as built_by_serve
 from ray.serve._private.deployment_info import DeploymentInfo
 from ray.serve.request_router import RequestRouter
 from ray.serve.schema import ServeApplicationSchema, _deployment_info_to_schema
 
+import ray_slo
 from ray_slo.errors import ConfigError
 from ray_slo.serve.app.build import build_app_from_spec
 from ray_slo.serve.app.settings import Settings, refusals
@@ -292,3 +294,18 @@ async def test_a_frontend_that_is_being_replaced_does_not_judge_its_successors()
     imperative["applications"]["a"]["status"] = "RUNNING"
     found.look(imperative, 20.0)
     assert len(found.refused) == 1
+
+
+def test_serves_decorator_over_ours():
+    """The last lines are how Serve starts a replica of it; see `initialize_callable`."""
+
+    @serve.deployment
+    @ray_slo.deployment(latency_slo_ms=100)
+    class Under:
+        def __call__(self, items):
+            return items
+
+    made = Under.func_or_class
+    assert cloudpickle.loads(cloudpickle.dumps(made)).name == "Under"
+    with pytest.raises(ConfigError, match=r"Under: @serve.deployment is written over @ray_slo"):
+        made.__new__(made)
