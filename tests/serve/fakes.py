@@ -192,5 +192,5 @@ class Silent:
 
 def surroundings(name, **others):
     """A frontend's, without Ray."""
-    known = {"metrics": Silent(), "states": lambda app, kinds: {}, **others}
+    known = {"metrics": Silent(), "states": lambda app, kinds: {}, "details": dict, **others}
     return Surroundings("app", name, "front", **known)

@@ -219,7 +219,9 @@ class World:
         elif process.place in self.frontends:
             target = Frontend.__new__(Frontend)
             workers = {"default": Handle(self, self._any_worker)}
-            around = Surroundings("app", "m", process.name, _Silent(), states=lambda *_: {})
+            around = Surroundings(
+                "app", "m", process.name, _Silent(), states=lambda *_: {}, details=dict
+            )
             await target.__init__(self.spec, workers, around)
             process.target = target
         else:

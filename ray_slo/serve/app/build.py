@@ -21,6 +21,7 @@ from ray_slo.core.explain import explaining
 from ray_slo.core.profiles import load_profiles
 from ray_slo.core.text import quoted, text_of
 from ray_slo.policies.registry import refuse_sizes
+from ray_slo.serve.app.settings import UNBOUNDED
 from ray_slo.serve.config.app import AppConfig
 from ray_slo.serve.config.models import ModelConfig
 from ray_slo.serve.config.resolve import parse_spec
@@ -40,8 +41,6 @@ from ray_slo.serve.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-# A worker accepts every call: the scheduler never sends more than it can take.
-_UNBOUNDED = 100_000
 # Serve's own default is 20 (at most 3 per replica). If our code refuses to start, trying again does
 # not help.
 _CONSTRUCTOR_RETRIES = 3
@@ -103,7 +102,7 @@ def _built(spec: AppSpec) -> Application:
             user_config=user_config or None,
             max_constructor_retry_count=_CONSTRUCTOR_RETRIES,
             ray_actor_options=worker.ray_actor_options,
-            max_ongoing_requests=_UNBOUNDED,
+            max_ongoing_requests=UNBOUNDED,
             request_router_config=router_of(name),
             logging_config={"enable_access_log": False},
             **options,
@@ -116,7 +115,7 @@ def _built(spec: AppSpec) -> Application:
         num_replicas=spec.num_frontends,
         user_config={"planner": _tunable(spec)} if _tunable(spec) else None,
         ray_actor_options=on_one_loop(spec.frontend_actor_options),
-        max_ongoing_requests=_UNBOUNDED,
+        max_ongoing_requests=UNBOUNDED,
         logging_config={"enable_access_log": spec.access_log},
         graceful_shutdown_wait_loop_s=0.5,
     )

@@ -16,10 +16,20 @@ from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.config.user_class import check_user_class
 from ray_slo.serve.config.workers import WorkerConfig
+from ray_slo.serve.errors import ConfigError
 
 
 class Deployment:
     """A class with a latency SLO, ready to `bind`. Made by `@ray_slo.deployment`."""
+
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> Any:
+        # Serve makes a replica so. `@serve.deployment` itself would take anything callable.
+        if not isinstance(cls, type):
+            raise ConfigError(
+                f"{cls.name}: @serve.deployment is written over @ray_slo.deployment, which makes "
+                "the deployments itself: leave it out, and give its options to @ray_slo.deployment"
+            )
+        return super().__new__(cls)
 
     def __init__(self, user_class: type[Any], options: dict[str, Any]) -> None:
         variants = options.get("variants")

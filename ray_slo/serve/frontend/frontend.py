@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -20,9 +20,10 @@ from starlette.responses import JSONResponse, Response
 
 from ray_slo.core.policy import Expected
 from ray_slo.serve import grpc
+from ray_slo.serve.app.settings import Settings
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.deadlines import ATTEMPT_HEADER, CAPACITY_HEADER, CLASS_HEADER, WHOLE_HEADER
-from ray_slo.serve.errors import ConfigError, SLOError, error_body, http_response
+from ray_slo.serve.errors import BadInput, ConfigError, SLOError, error_body, http_response
 from ray_slo.serve.frontend.answer import Answer, to_json
 from ray_slo.serve.frontend.hooks import Hooks
 from ray_slo.serve.frontend.http import headers_of
@@ -60,7 +61,9 @@ class Frontend:
     ) -> None:
         around = around or Surroundings.of_replica()
         check_names(around.deployment, spec.deployment_name, workers)
-        self._spec = spec
+        kinds = {kind: handle.deployment_name for kind, handle in workers.items()}
+        self._settings = Settings(spec, around.app, around.deployment, kinds, around.details)
+        self._spec = spec = await self._settings.begin()
         self._names = around.app, around.deployment
         self._metrics = around.metrics
         self._tasks: set[asyncio.Task[None]] = set()
@@ -95,6 +98,7 @@ class Frontend:
         await self._workers.begin()
         answer_with(self.answer_http)
         self._spawn(self._refresh())
+        self._spawn(self._settings.watch())
 
     def _links(self, app_key: str, client: str) -> tuple[Channel, FrontendLink | None]:
         """Return the connection to the scheduler or to those of all groups, and the connection to
@@ -121,18 +125,18 @@ class Frontend:
 
     async def __call__(
         self,
-        item: Any,
-        *,
+        *items: Any,
         model: str | None = None,
         latency_slo_ms: float | None = None,
         slo_class: str | None = None,
         response_metadata: bool = False,
+        **others: Any,
     ) -> Any:
         """Answer one item.
 
         Args:
-            item: what the model's `preprocess` takes (or its batch method, item by item); an HTTP
-                request when called by Serve's proxy.
+            items: one item. It is what the model's `preprocess` takes (or its batch method, item by
+                item), or an HTTP request when Serve's proxy calls.
             model: model or pipeline; needed if the application serves several.
             latency_slo_ms: SLO of this call, in milliseconds from now.
             slo_class: one of the model's `slo_classes`. Its SLO is used if `latency_slo_ms` is not
@@ -144,6 +148,7 @@ class Frontend:
             Exception: the error that the user's method raised for this request's batch.
         """
         arrival = time.monotonic()
+        item = _only(items, others)
         if isinstance(item, HttpRequest):
             return await self.answer_http(item)
         name = self._intake.model_name(model)
@@ -350,6 +355,7 @@ class Frontend:
             "mode": mode(),
             **together(await self._all_seen()),
             "num_frontends": self._spec.num_frontends,
+            **self._settings.status(),
             "process": vitals(pending=len(self._ledger), owned=self._service.num_owned),
             "expected": {name: e._asdict() for name, e in self._expected().items()},
             "overhead_ms": 1e3 * self._ledger.overhead_s,
@@ -377,6 +383,28 @@ class Frontend:
         for part in ("_hooks", "_channel", "_plan", "_workers"):
             if (found := getattr(self, part, None)) is not None:
                 found.close()
+
+
+def _only(items: Sequence[Any], others: Mapping[str, Any]) -> Any:
+    """Return the item of a call with a handle.
+
+    Raises:
+        BadInput: there is not exactly one, or an argument that no call takes.
+    """
+    if not items and set(others) == {"item"}:
+        return others["item"]
+    if others:
+        raise BadInput(
+            f"a call takes no argument {next(iter(others))!r}: put it into the item; a call takes "
+            "handle.remote(item) with model, latency_slo_ms, slo_class and response_metadata"
+        )
+    if len(items) != 1:
+        raise BadInput(
+            f"a call takes one item, got {len(items)}: put them into one, such as "
+            "handle.remote((a, b)) or handle.remote({'a': a, 'b': b}); with several items, call "
+            "once for each"
+        )
+    return items[0]
 
 
 def _path(request: HttpRequest) -> str:

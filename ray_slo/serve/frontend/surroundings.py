@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from ray import serve
 
+from ray_slo.serve.errors import BadInput
 from ray_slo.serve.frontend.startup import Deployment, in_a_line
 from ray_slo.serve.memory import give_back, settle
 from ray_slo.serve.proxy.door import has_door_before
-from ray_slo.serve.ray_private.context import install
+from ray_slo.serve.ray_private.context import answer_only, count_only, install
+from ray_slo.serve.ray_private.deploy import serve_details
 from ray_slo.serve.ray_private.replica_port import listen_on_node_only
 from ray_slo.serve.suspects import ended_itself
 from ray_slo.serve.watch.metrics import FrontendMetrics
+
+_OF_CLIENTS = ("__call__", "Infer", "Describe")  # what Serve's counters count
 
 
 def worker_states(app: str, deployments: Mapping[str, str]) -> dict[str, Deployment]:
@@ -35,6 +40,20 @@ def worker_states(app: str, deployments: Mapping[str, str]) -> dict[str, Deploym
     return found
 
 
+def check_method(deployment: str, method: str) -> None:
+    """Check that callers may call a method of a frontend.
+
+    Raises:
+        BadInput: they may not. The message is in the words of the user's class.
+    """
+    if method not in _OF_CLIENTS and not method.startswith("slo_"):
+        raise BadInput(
+            f"{deployment!r} answers no call of {method!r}: handle.remote(item) runs the class's "
+            "__call__ on batches of items; for another method, make a deployment of its own, or "
+            "one application with several models (handle.remote(item, model='…'))"
+        )
+
+
 class Demand(Protocol):
     """The methods by which a planner learns of requests."""
 
@@ -51,6 +70,7 @@ class Surroundings:
     Attributes:
         app, deployment, client: names of the application, of the frontend's deployment, and of
             the frontend itself.
+        details: function that returns what Serve's controller says of all applications. It blocks.
         states: function that returns Serve's view of an application's workers. It blocks.
         ended_itself: function that returns the note that a worker wrote when it ended itself. Empty
             if there is none.
@@ -62,6 +82,7 @@ class Surroundings:
     deployment: str
     client: str
     metrics: FrontendMetrics
+    details: Callable[[], Mapping[str, Any]] = serve_details
     states: Callable[[str, Mapping[str, str]], dict[str, Deployment]] = worker_states
     ended_itself: Callable[[str], str] = ended_itself
     has_door_before: bool = False
@@ -72,8 +93,10 @@ class Surroundings:
         """Return the environment of this process, which is a Serve replica."""
         listen_on_node_only()
         install()  # it refuses WebSockets
+        count_only(_OF_CLIENTS)
         give_back()
         settle()
         context = serve.get_replica_context()
+        answer_only(functools.partial(check_method, context.deployment))
         names = context.app_name, context.deployment, context.replica_tag
         return Surroundings(*names, FrontendMetrics(), has_door_before=has_door_before())

@@ -1,7 +1,9 @@
-"""Serve's context of the current request, and the headers of HTTP requests.
+"""Serve's context of the current request, the headers of HTTP requests, and what Serve calls and
+counts.
 
 Serve keeps no headers in its context. So `install` wraps the one place where a replica passes an
-ASGI scope to user code. `tests/serve/ray_private/test_context.py` fails when Serve has changed.
+ASGI scope to user code. `count_only` and `answer_only` wrap those where it counts a call, and where
+it looks for the method. `tests/serve/ray_private/test_context.py` fails when Serve has changed.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import wraps
@@ -63,6 +65,53 @@ def max_ongoing_requests() -> int | None:
         return None
     config = getattr(replica, "_deployment_config", None)
     return None if config is None else int(config.max_ongoing_requests)
+
+
+def count_only(methods: Collection[str]) -> None:
+    """Keep calls of other methods, such as heartbeats, out of what Serve counts in this replica:
+    requests, errors, latencies and lines of the access log.
+
+    Does nothing outside a replica, and nothing if Serve has changed there.
+    """
+    replica = sys.modules.get("ray.serve._private.replica")
+    names = ("Replica", "ReplicaBase")  # the second one before Ray 2.60
+    classes = [cls for name in names if (cls := getattr(replica, name, None)) is not None]
+    for cls in classes:
+        original = vars(cls).get("_record_errors_and_metrics")
+        if original is not None and not hasattr(original, "_ray_slo"):
+            cls._record_errors_and_metrics = _counting(original, frozenset(methods))
+
+
+def _counting(original: Callable[..., Any], methods: Collection[str]) -> Callable[..., Any]:
+    @wraps(original)
+    def record(self: Any, error: Any, status: Any, latency_ms: Any, metadata: Any) -> None:
+        if metadata.call_method in methods:
+            original(self, error, status, latency_ms, metadata)
+
+    record._ray_slo = True  # type: ignore[attr-defined]
+    return record
+
+
+def answer_only(check: Callable[[str], None]) -> None:
+    """Call `check` with the name of every method that a call to this replica asks for, once per
+    name. It raises for those that callers may not call; otherwise Serve would list all of ours.
+
+    Does nothing outside a replica, and nothing if Serve has changed there.
+    """
+    replica = sys.modules.get("ray.serve._private.replica")
+    wrapper_class: Any = getattr(replica, "UserCallableWrapper", None)
+    original = getattr(wrapper_class, "get_user_method_info", None)
+    if original is None or hasattr(original, "_ray_slo"):
+        return
+
+    @wraps(original)
+    def find(self: Any, method_name: str) -> Any:
+        if method_name not in self._cached_user_method_info:
+            check(method_name)
+        return original(self, method_name)
+
+    find._ray_slo = True  # type: ignore[attr-defined]
+    wrapper_class.get_user_method_info = find
 
 
 def install(note: Callable[[Headers], None] | None = None) -> None:

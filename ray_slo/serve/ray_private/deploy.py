@@ -35,6 +35,12 @@ def on_one_loop(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**options, "runtime_env": {**given, "env_vars": env_vars}}
 
 
+def keeps_one_loop(options: Mapping[str, Any]) -> bool:
+    """Whether actor options say on which event loop a frontend answers; see `on_one_loop`."""
+    env_vars = (options.get("runtime_env") or {}).get("env_vars") or {}
+    return _USER_LOOP_ENV in env_vars
+
+
 def versioned(deployed: Any, version: str) -> Any:
     """The deployment with a version; replicas of the same version are not replaced.
 
@@ -52,6 +58,11 @@ def router_of(frontend: str) -> RequestRouterConfig:
     )
 
 
+def is_router(path: str) -> bool:
+    """Whether a path names the router of `router_of`."""
+    return path == _ROUTER
+
+
 def loopback_by_default() -> None:
     """Make Serve listen on loopback if this process starts it without a host, in every mode.
 
@@ -66,8 +77,13 @@ def loopback_by_default() -> None:
 
 def frontends() -> dict[str, str]:
     """Frontend deployment by application, of every running application of ours."""
+    return frontends_in(serve_details())
+
+
+def serve_details() -> Mapping[str, Any]:
+    """What Serve's controller says of all applications; empty without one. This call blocks."""
     client = serve_context._get_global_client(raise_if_no_controller_running=False)
-    return {} if client is None else frontends_in(client.get_serve_details())
+    return {} if client is None else client.get_serve_details()
 
 
 def frontends_in(details: Mapping[str, Any]) -> dict[str, str]:
@@ -77,6 +93,6 @@ def frontends_in(details: Mapping[str, Any]) -> dict[str, str]:
         for deployment in about["deployments"].values():
             router = deployment["deployment_config"].get("request_router_config") or {}
             kwargs = router.get("request_router_kwargs") or {}
-            if router.get("request_router_class") == _ROUTER and _FRONTEND in kwargs:
+            if is_router(router.get("request_router_class", "")) and _FRONTEND in kwargs:
                 found[app] = kwargs[_FRONTEND]
     return found

@@ -106,9 +106,7 @@ def screen(application: str, state: State, model: str | None = None) -> Screen:
         sections = [_about(section, _family(state, model)) for section in sections]
     sections = [section for section in sections if section.rows or section.lines]
     opens = [*state.get("pipelines", {}), *state["models"]]
-    return Screen(
-        plain(application), _head(state), sections, list(map(plain, opens)), _starting(state)
-    )
+    return Screen(plain(application), _head(state), sections, list(map(plain, opens)), _top(state))
 
 
 def plain(value: Any) -> str:
@@ -257,11 +255,13 @@ def _refused(state: State) -> Section:
     return Section("refused", "Last requests without an answer in time", columns, rows)
 
 
-def _starting(state: State) -> tuple[Line, ...]:
+def _top(state: State) -> tuple[Line, ...]:
+    """What needs attention before all else."""
+    lines = [Line(plain(said), "error") for said in state.get("refused_settings", ())]
     starting = state.get("starting")
     if not starting:
-        return ()
-    lines = [Line(plain(f"not served yet: {', '.join(starting['models'])}"), "warn")]
+        return tuple(lines)
+    lines += [Line(plain(f"not served yet: {', '.join(starting['models'])}"), "warn")]
     for worker, w in starting["workers"].items():
         lines.append(Line(plain(f"worker {worker} ({w['kind']}): {w['state']}")))
     for kind, d in starting["deployments"].items():

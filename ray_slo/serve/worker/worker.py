@@ -21,6 +21,7 @@ from ray_slo.serve.memory import vitals
 from ray_slo.serve.messages import BatchReport, Heartbeat, Piece, PieceResult, WorkerMemory
 from ray_slo.serve.planner.links import Follower
 from ray_slo.serve.ray_private.actors import this_node
+from ray_slo.serve.ray_private.context import count_only
 from ray_slo.serve.ray_private.replica_port import listen_on_node_only
 from ray_slo.serve.scheduler.channel import WorkerLink
 from ray_slo.serve.suspects import note_own_end
@@ -54,6 +55,7 @@ class Worker:
         self._listener = Listener(self._heard)
         # Tests run workers in their own process, where `os._exit` must stay as it is.
         if ray.is_initialized():
+            count_only(("execute",))
             note_own_end(self.id)
             await self._listener.begin()
         self._spec = spec

@@ -8,7 +8,8 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
-from ray_slo.errors import ConfigError
+from ray_slo.errors import BadInput, ConfigError
+from ray_slo.serve.frontend.surroundings import check_method
 from ray_slo.serve.protos import InferRequest
 from tests.serve.fakes import Silent, Steps
 from tests.serve.loops import in_loop
@@ -82,6 +83,29 @@ async def test_http_that_fails(app, asked, status, reason):
     async with app(Model, policy="eager") as (front, _):
         answer = await ask(front, **asked)
         assert (answer.status_code, json.loads(answer.body)["reason"]) == (status, reason)
+
+
+@in_loop
+async def test_a_call_takes_one_item(app):
+    async with app(Model, policy="eager") as (front, _):
+        item = ["a", 1]
+        assert await front(item) == await front(item=item) == "a"
+        for items, others, said in (
+            ((item, item), {}, r"one item, got 2: .*handle.remote\(\(a, b\)\)"),
+            ((), {}, "one item, got 0"),
+            ((item,), {"x": 1}, "no argument 'x': put it into the item"),
+            ((), {"x": 1, "item": item}, "no argument 'x'"),
+        ):
+            with pytest.raises(BadInput, match=said):
+                await front(*items, **others)
+
+
+def test_other_methods_are_refused_in_words_of_the_users_class():
+    for method in ("__call__", "Infer", "Describe", "slo_status"):
+        check_method("Words", method)
+    for method in ("predict", "_shortfall", "answer_http", "__init__"):
+        with pytest.raises(BadInput, match=f"^'Words' answers no call of '{method}': handle.rem"):
+            check_method("Words", method)
 
 
 class Context:

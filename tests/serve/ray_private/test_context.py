@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from ray.serve import context as serve_context
 from ray.serve._private import replica
+from ray.serve._private.common import RequestMetadata
 from ray.serve._private.config import DeploymentConfig
 
 from ray_slo.serve.deadlines import note_headers, remaining_ms, without_request
@@ -65,6 +66,48 @@ def test_websockets_are_refused_where_user_code_takes_none(entry):
     assert sent == [{"type": "websocket.close", "code": 1003}]
     entry(user, {"type": "websocket"}, send, is_asgi_app=True)
     assert len(sent) == 1
+
+
+def test_serve_counts_clients_requests_and_not_our_own_calls(monkeypatch):
+    """Where the wrapped method gets other arguments, Serve has changed."""
+    original = replica.Replica._record_errors_and_metrics
+    about = list(inspect.signature(original).parameters)
+    assert about == ["self", "user_exception", "status_code", "latency_ms", "request_metadata"]
+    assert RequestMetadata(request_id="", internal_request_id="").call_method == "__call__"
+    counted = []
+
+    def record(self, error, status, latency_ms, metadata):
+        counted.append((metadata.call_method, latency_ms))
+
+    monkeypatch.setattr(replica.Replica, "_record_errors_and_metrics", record)
+    for _ in range(2):
+        context.count_only(("__call__", "Infer"))
+    for method in ("__call__", "slo_heartbeat", "Infer", "slo_status"):
+        metadata = SimpleNamespace(call_method=method)
+        replica.Replica._record_errors_and_metrics(None, None, "200", 1.5, metadata)
+    assert counted == [("__call__", 1.5), ("Infer", 1.5)]
+
+
+def test_only_some_methods_can_be_called(monkeypatch):
+    asked, wrapper_class = [], replica.UserCallableWrapper
+    assert list(inspect.signature(wrapper_class.get_user_method_info).parameters)[1:] == [
+        "method_name"
+    ]
+    monkeypatch.setattr(wrapper_class, "get_user_method_info", lambda self, method_name: 7)
+
+    def check(name):
+        asked.append(name)
+        if name == "predict":
+            raise ValueError(name)
+
+    for _ in range(2):
+        context.answer_only(check)
+    wrapper = SimpleNamespace(_cached_user_method_info={"cached": 7})
+    find = wrapper_class.get_user_method_info
+    assert [find(wrapper, "cached"), find(wrapper, "__call__")] == [7, 7]
+    with pytest.raises(ValueError, match="predict"):
+        find(wrapper, "predict")
+    assert asked == ["__call__", "predict"]
 
 
 def test_outside_a_replica_nothing_is_known():

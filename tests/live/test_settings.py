@@ -1,0 +1,68 @@
+"""`deployments:` of Serve's config file beside `args`."""
+
+import httpx
+import pytest
+from ray import serve
+from ray.serve.context import _get_global_client
+from ray.serve.schema import ServeDeploySchema
+from waiting import eventually
+
+pytestmark = pytest.mark.live
+
+NAME = "settings"
+WORKER = f"{NAME}-cpu-worker"
+BOUND = {"name": WORKER, "max_ongoing_requests": 5}
+
+
+def deploy(*deployments):
+    """As `serve deploy` does."""
+    application = {
+        "name": NAME,
+        "route_prefix": f"/{NAME}",
+        "import_path": "ray_slo.serve:build_app",
+        "args": {
+            "models": {"echo": {"callable": "apps:Echo", "latency_slo_ms": 30_000}},
+            "workers": {"cpu": {"ray_actor_options": {"num_cpus": 0.1}}},
+            "name": NAME,
+        },
+        "deployments": list(deployments),
+    }
+    client = _get_global_client()
+    client.deploy_apps(ServeDeploySchema.model_validate({"applications": [application]}))
+
+
+def state():
+    return serve.status().applications[NAME]
+
+
+def is_now(status):
+    return eventually(lambda: NAME in serve.status().applications and state().status == status)
+
+
+def test_settings_that_do_not_fit(ray_cluster):
+    """At first the frontend refuses to start. Later it goes on, and says what is wrong."""
+    url = f"{ray_cluster.url}/{NAME}/"
+    try:
+        deploy(BOUND)
+        assert is_now("DEPLOY_FAILED")
+        said = state().deployments[NAME].message
+        assert f"ConfigError: deployments: {WORKER}: max_ongoing_requests is 5; leave it" in said
+        deploy()
+        assert is_now("RUNNING")
+
+        handle = serve.get_app_handle(NAME)
+
+        def refused():
+            return handle.slo_status.remote().result().get("refused_settings")
+
+        deploy(BOUND)
+        assert eventually(refused)[0].startswith(f"deployments: {WORKER}: max_ongoing_requests")
+        assert httpx.post(url, json=1, timeout=60).json() == 1
+        deploy({"name": NAME, "num_replicas": 2})
+        assert eventually(lambda: "num_frontends: 2" in state().deployments[NAME].message)
+        assert httpx.post(url, json=1, timeout=60).json() == 1
+        deploy({"name": WORKER, "num_replicas": 2})  # Serve can do this for us
+        assert is_now("RUNNING")
+        assert eventually(lambda: not refused())
+    finally:
+        serve.delete(NAME, _blocking=False)
