@@ -80,6 +80,7 @@ class Composed(PolicyWrapper):
         super().__init__(policy)
         self._trees = {tree.name: tree for tree in trees}
         tree_of_task(self._trees)
+        self._has_classes = any(len(tree.slos_s) > 1 for tree in trees)
         self._waiting_factor = waiting_factor
         self._communication_s = communication_s
         self._choice = None if getattr(policy, "chooses_variants", True) else Choice()
@@ -150,7 +151,7 @@ class Composed(PolicyWrapper):
         models: list[Model]
         if self._choice is None:
             models = [
-                replace(m, latency_slo_s=of[0], slos_s=of if len(of) > 1 else ())
+                replace(m, latency_slo_s=of[0], slos_s=of if self._has_classes else ())
                 for m, of in zip(cluster.models.values(), slos_s.values(), strict=True)
             ]
         else:

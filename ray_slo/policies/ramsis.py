@@ -83,8 +83,7 @@ class Ramsis(Expecting, Abilities):
         balancing: how requests are distributed: "round_robin" or "shortest_queue".
         late: "drop" refuses requests that would be late even with the fastest variant; "serve" runs
             them, as in the paper.
-        slos_ms: SLOs per model, beside those of its SLO classes. A request belongs to the one that
-            is nearest to its own.
+        slos_ms: SLOs per model, beside its classes'. A request belongs to the nearest to its own.
         monitor: kind of load monitor: "mean", "ewma" or "peak".
         window_ms: window of the load monitor.
         drift: allowed relative change of a latency since its table was solved.
@@ -380,8 +379,7 @@ class Ramsis(Expecting, Abilities):
             groups = self._groups[request.model] = [self._group(request.model, math.inf)]
         if len(groups) == 1:
             return groups[0]
-        # A live host keeps a little of every SLO for the way back, so it is seldom equal to one.
-        slo_s = request.deadline - request.arrival
+        slo_s = request.deadline - request.arrival  # less what a live host keeps for the way back
         return min(groups, key=lambda g: abs(g.slo_s - slo_s))
 
     def _lanes(self, model: str | None = None) -> Iterator[Lane]:
