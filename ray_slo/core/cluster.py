@@ -34,11 +34,18 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What a client asks for. `variants` are in the order of preference of its author."""
+    """What a client asks for.
+
+    Attributes:
+        variants: in the order of preference of their author.
+        slos_s: every SLO of its requests, rising, for a policy that `plans_per_slo`; empty if
+            `latency_slo_s` is the only one.
+    """
 
     name: str
     latency_slo_s: float
     variants: tuple[Variant, ...]
+    slos_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.latency_slo_s > 0:

@@ -21,6 +21,8 @@ The contract, checked by `tests/policies/test_contract.py` for every registered 
     serves;
   - `serves_tasks` (True): False if it treats the deadline of a whole pipeline as a task's own. What
     a policy lacks of these two, `policies.composed` adds;
+  - `plans_per_slo` (False): it prepares for every SLO of a model. `policies.composed` tells it the
+    SLOs of the classes (`Model.slos_s`);
   - `for_pipelines` (False): it serves only the tasks of a pipeline;
   - `composes` (False): it gets the application's shape (arguments `trees`, `planned` and those of
     `policies.composed.Composed`), and composes its inner policies itself;
@@ -94,6 +96,7 @@ class Abilities:
     counts_requests: bool = False
     chooses_variants: bool = True
     serves_tasks: bool = True
+    plans_per_slo: bool = False
     for_pipelines: bool = False
     composes: bool = False
 

@@ -17,9 +17,12 @@ the next batch:
 
 from __future__ import annotations
 
+import logging
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from types import TracebackType
+
+logger = logging.getLogger(__name__)
 
 
 class PreemptionFlag:
@@ -117,14 +120,31 @@ class _Scope(AbstractContextManager[None]):
             raise Preempted(flag) from None
 
 
+_in_vain: list[str] = []  # what the first checkpoint in no scope warns of
+
+
+def warn_of_checkpoints(said: str) -> None:
+    """Warn once if code of this process calls `checkpoint` where no batch can be preempted.
+
+    Args:
+        said: why none can be, and what to write instead.
+    """
+    _in_vain[:] = [said]
+
+
 def checkpoint() -> None:
     """Stop the running batch if this was asked for. Call it between the steps of a batch method.
 
-    A call takes well under a microsecond. It does nothing where no batch can be preempted.
+    A call takes well under a microsecond. Where no batch can be preempted, it does nothing, and
+    replicas of ray-slo warn of it once.
 
     Raises:
         Preempted: the batch was asked to stop. Do not catch it; `finally` blocks run as usual.
     """
-    for flag in flags_in_force.get():
+    flags = flags_in_force.get()
+    if _in_vain and not flags:
+        said = _in_vain.pop()
+        logger.warning("ray_slo.checkpoint() stops nothing here: %s", said)
+    for flag in flags:
         if flag._set:
             raise Preempted(flag)

@@ -32,7 +32,7 @@ from ray_slo.policies.shared.choice import Choice, Lane, serving
 from ray_slo.policies.shared.paths import Part, parts_of, planned_batches
 from ray_slo.policies.shared.refusals import TOLERANCE_S
 
-_ALONE = Part(0.0, 0.0, math.inf)  # a task that is in no tree
+_ALONE = Part(0.0, 0.0, (math.inf,))  # a task that is in no tree
 
 
 class _Copy(Request):
@@ -80,6 +80,7 @@ class Composed(PolicyWrapper):
         super().__init__(policy)
         self._trees = {tree.name: tree for tree in trees}
         tree_of_task(self._trees)
+        self._has_classes = any(len(tree.slos_s) > 1 for tree in trees)
         self._waiting_factor = waiting_factor
         self._communication_s = communication_s
         self._choice = None if getattr(policy, "chooses_variants", True) else Choice()
@@ -146,17 +147,20 @@ class Composed(PolicyWrapper):
         shown = replace(cluster, workers=serving(cluster))
         self._set_parts(shown)
         flights = {w: self._flights.get(w, {}) for w in cluster.workers}
-        slos_s = {m.name: self._slo_s(m) for m in cluster.models.values()}
+        slos_s = {m.name: self._slos_s(m) for m in cluster.models.values()}
         models: list[Model]
         if self._choice is None:
-            models = [replace(m, latency_slo_s=slos_s[m.name]) for m in cluster.models.values()]
+            models = [
+                replace(m, latency_slo_s=of[0], slos_s=of if self._has_classes else ())
+                for m, of in zip(cluster.models.values(), slos_s.values(), strict=True)
+            ]
         else:
-            self._choice.change(now, shown, slos_s)
+            self._choice.change(now, shown, {name: of[0] for name, of in slos_s.items()})
             for worker, running in flights.items():
                 if running:
                     self._choice.busy(worker, 1)
             models = [
-                Model(v.name, slos_s[m.name], (v,))
+                Model(v.name, slos_s[m.name][0], (v,))
                 for m in cluster.models.values()
                 for v in m.variants
             ]
@@ -217,15 +221,16 @@ class Composed(PolicyWrapper):
 
     # -- plans ---------------------------------------------------------------------------------
 
-    def _slo_s(self, model: Model) -> float:
-        """The least time that requests have for this model, seconds."""
-        mine = [
-            self._parts[task.name].slo_s
+    def _slos_s(self, model: Model) -> tuple[float, ...]:
+        """How long requests have for this model: every SLO of its tasks, rising, seconds."""
+        mine = {
+            slo_s
             for tree in self._trees.values()
             for task in tree.tasks
             if task.model == model.name
-        ]
-        return min(mine, default=model.latency_slo_s)
+            for slo_s in self._parts[task.name].slos_s
+        }
+        return tuple(sorted(mine)) or (model.latency_slo_s,)
 
     def _set_parts(self, cluster: Cluster) -> None:
         quickest: dict[str, LatencyProfile] = {}

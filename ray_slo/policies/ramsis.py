@@ -31,7 +31,6 @@ table says "slow" for (1, 100 ms): the next request will most likely come later 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -84,8 +83,7 @@ class Ramsis(Expecting, Abilities):
         balancing: how requests are distributed: "round_robin" or "shortest_queue".
         late: "drop" refuses requests that would be late even with the fastest variant; "serve" runs
             them, as in the paper.
-        slos_ms: SLOs per model, if it has several. A request belongs to the largest one that is not
-            above its own.
+        slos_ms: SLOs per model, beside its classes'. A request belongs to the nearest to its own.
         monitor: kind of load monitor: "mean", "ewma" or "peak".
         window_ms: window of the load monitor.
         drift: allowed relative change of a latency since its table was solved.
@@ -101,6 +99,7 @@ class Ramsis(Expecting, Abilities):
     serves_late: bool = False  # with late="serve" an object says otherwise
     counts_requests = True
     serves_tasks = False
+    plans_per_slo = True
 
     @staticmethod
     def live_arguments(shortest_slo_ms: float) -> dict[str, Any]:
@@ -119,7 +118,7 @@ class Ramsis(Expecting, Abilities):
         load_step: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 1.1,
         balancing: Balancing = "round_robin",
         late: Late = "drop",
-        slos_ms: Mapping[str, Sequence[float]] | None = None,
+        slos_ms: Mapping[str, Sequence[Positive]] | None = None,
         monitor: MonitorKind = "mean",
         window_ms: Positive = 500.0,
         drift: Positive = 0.1,
@@ -142,7 +141,7 @@ class Ramsis(Expecting, Abilities):
         self._measures_bursts = arrivals == MEASURED
         self._in_turn = balancing == "round_robin"
         self._late: Late = late
-        self._slos_ms = {model: sorted(slos) for model, slos in (slos_ms or {}).items()}
+        self._slos_ms = dict(slos_ms or {})
         self._monitor: MonitorKind = monitor
         self._window_s = window_ms / 1e3
         self._margin_s = margin_ms / 1e3
@@ -199,7 +198,8 @@ class Ramsis(Expecting, Abilities):
     def cluster_changed(self, now: float, cluster: Cluster) -> None:
         self._cluster = cluster
         slos = {
-            name: [s / 1e3 for s in self._slos_ms.get(name, ())] or [model.latency_slo_s]
+            name: sorted({s / 1e3 for s in self._slos_ms.get(name, ())} | {*model.slos_s})
+            or [model.latency_slo_s]
             for name, model in cluster.models.items()
         }
         if slos != {model: [g.slo_s for g in of] for model, of in self._groups.items()}:
@@ -379,8 +379,8 @@ class Ramsis(Expecting, Abilities):
             groups = self._groups[request.model] = [self._group(request.model, math.inf)]
         if len(groups) == 1:
             return groups[0]
-        slo_s = request.deadline - request.arrival + TOLERANCE_S
-        return groups[max(bisect_right(groups, slo_s, key=lambda g: g.slo_s) - 1, 0)]
+        slo_s = request.deadline - request.arrival  # less what a live host keeps for the way back
+        return min(groups, key=lambda g: abs(g.slo_s - slo_s))
 
     def _lanes(self, model: str | None = None) -> Iterator[Lane]:
         """Queues of a model, or all."""

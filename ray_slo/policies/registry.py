@@ -156,9 +156,11 @@ def recipe_for(
         return policy, {**kwargs, "trees": shapes, "planned": planned, **composing}
     lacks_tasks = not getattr(made, "serves_tasks", True)
     lacks_variants = not getattr(made, "chooses_variants", True)
+    plans_per_slo = getattr(made, "plans_per_slo", False)
     if (
         (lacks_tasks and any(len(tree.tasks) > 1 for tree in trees))
         or (lacks_variants and any(count > 1 for count in (variants or {}).values()))
+        or (plans_per_slo and any(len(tree.slos_s) > 1 for tree in trees))
         or (planned and name_of(made) in POLICIES)
     ):
         if not isinstance(policy, str):

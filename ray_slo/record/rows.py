@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -231,14 +232,19 @@ def write_file(
     texts = [name for name, type_ in kind.columns.items() if type_ == "string"]
     counts = [name for name, type_ in kind.columns.items() if type_.startswith("int")]
     lists = [f"{n}.list.element" for n, type_ in kind.columns.items() if type_ == "list<int64>"]
-    pq.write_table(
-        table,
-        half,
-        compression="zstd",
-        use_dictionary=texts,
-        column_encoding=dict.fromkeys([*counts, *lists], "DELTA_BINARY_PACKED"),
-    )
-    half.replace(path)
+    try:
+        pq.write_table(
+            table,
+            half,
+            compression="zstd",
+            use_dictionary=texts,
+            column_encoding=dict.fromkeys([*counts, *lists], "DELTA_BINARY_PACKED"),
+        )
+        half.replace(path)
+    except BaseException:
+        with suppress(OSError):  # a full disk has no room for half a file
+            half.unlink()
+        raise
     return path.stat().st_size
 
 

@@ -59,7 +59,7 @@ def test_a_task_leaves_the_tasks_below_their_part_of_the_time():
     tree = Tree("a", (TreeTask("a", "a"), TreeTask("b", "b", "a")), {"": 0.16})
     parts = parts_of([tree], {"a": 0.02, "b": 0.06}, {"a": 0.005, "b": 0.01}, 0.0)
     assert parts["a"].deadline(0.0, 0.16) == pytest.approx(0.07)
-    assert parts["a"].slo_s == pytest.approx(0.07)
+    assert parts["a"].slos_s == pytest.approx((0.07,))
     assert parts["b"].deadline(0.03, 0.16) == pytest.approx(0.16)
     # Late at the frontend: half of the time, half of it for the rest; never less than it needs.
     assert parts["a"].deadline(0.0, 0.08) == pytest.approx(0.035)
@@ -72,7 +72,7 @@ def test_of_several_children_the_slowest_counts():
     parts = parts_of([tree], {"a": 0.1, "b": 0.1, "c": 0.25}, {"b": 0.01, "c": 0.02}, 0.05)
     assert parts["a"].deadline(0.0, 1.0) == pytest.approx(1 - 0.75 * 0.3 / 0.4)
     assert parts["a"].least_s == pytest.approx(0.07)
-    assert parts["a"].slo_s == pytest.approx(0.4 * (1 - 0.75 * 0.75))  # of the tightest class
+    assert parts["a"].slos_s == pytest.approx([s * (1 - 0.75 * 0.75) for s in (0.4, 1.0)])
 
 
 def test_batches_are_planned_where_they_save_most():

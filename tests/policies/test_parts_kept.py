@@ -267,7 +267,8 @@ def test_parts_of_paths():
         planned = {t: rng.randint(0, 8) / 64 for t in rng.sample("abcd", rng.randint(0, 4))}
         alone = {t: rng.randint(0, 8) / 256 for t in rng.sample("abcd", rng.randint(0, 4))}
         parts = parts_of(TREES, planned, alone, rng.choice([0.0, 0.015625]))
-        found += [parts, {task: part.deadline(1.0, 1.375) for task, part in parts.items()}]
+        shortest = {task: (*part[:2], part.slos_s[0]) for task, part in parts.items()}
+        found += [shortest, {task: part.deadline(1.0, 1.375) for task, part in parts.items()}]
         lines = {t: LINES[v] for t, v in zip("abcd", rng.sample(list(LINES), 4), strict=True)}
         for tree in TREES:
             for factor in (1.0, 2.0):

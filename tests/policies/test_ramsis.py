@@ -8,11 +8,13 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from ray_slo.core import Cluster, DropReason, LatencyProfile, Model, Request, Variant, Worker
+from ray_slo.core.trees import Tree, TreeTask
 from ray_slo.planning.ramsis import Problem
 from ray_slo.planning.ramsis import solve as optimal
 from ray_slo.planning.ramsis.arrivals import Gamma as Bursts
 from ray_slo.policies import make_policy
 from ray_slo.policies.ramsis import Ramsis
+from ray_slo.policies.registry import policy_for
 from ray_slo.simulation import Workload, simulate
 from ray_slo.simulation.arrivals import Gamma
 from tests.policies.harness import Host
@@ -532,10 +534,49 @@ def test_slos_have_workers_and_tables_of_their_own():
     solver = Solver()
     make = lambda: Ramsis(solver=solver, slos_ms={"m": [300.0, 100.0]}, load_rps=5.0)  # noqa: E731
     host = Host(make, cluster(2), strict=False)
-    host.arrive([*requests(0.0, slo=0.25), *requests(0.0, slo=0.4, start=1)])
+    # The nearest counts: a live host leaves 0.295 s of 0.3 s.
+    host.arrive([*requests(0.0, slo=0.15), *requests(0.0, slo=0.295, start=1)])
     assert [w for _, w, _ in host.timeline()] == ["w0", "w1"]
     assert [p.slo_s for p in solver.asked] == [0.1, 0.3]
     assert all(p.num_workers == 1 for p in solver.asked)
+
+
+@pytest.mark.parametrize("kept_s", [0.0, 0.005])
+def test_every_class_has_tables_for_its_own_slo(kept_s):
+    """`kept_s`: time that a live host keeps of every request's for the way back."""
+    solver = Solver()
+    tree = Tree.of_model("m", {"": 0.3, "gold": 0.1, "bulk": 2.0})
+    kwargs = {"solver": solver, "load_rps": 5.0, "slos_ms": {"m": [500.0]}}
+    host = Host(
+        lambda: policy_for("ramsis", kwargs, (tree,)), cluster(4, model(slo_s=0.3 - kept_s))
+    )
+    slos = (0.1, 0.3, 0.5, 2.0)
+    host.run([r for i, s in enumerate(slos) for r in requests(0.0, slo=s - kept_s, start=i)])
+    assert [p.slo_s for p in solver.asked] == list(slos)
+    assert {w for _, w, _ in host.timeline()} == {"w0", "w1", "w2", "w3"}
+
+
+def test_fewer_workers_than_classes_are_shared():
+    solver = Solver()
+    tree = Tree.of_model("m", {"": 0.3, "gold": 0.1})
+    kwargs = {"solver": solver, "load_rps": 5.0}
+    host = Host(lambda: policy_for("ramsis", kwargs, (tree,)), cluster(1, model(slo_s=0.3)))
+    host.run([*requests(0.0, slo=0.1), *requests(1.0, slo=0.3, start=1)])
+    assert [p.slo_s for p in solver.asked] == [0.1, 0.3]
+    assert [p.rate for p in solver.asked] == [10.0, 10.0]  # a worker has half its time for each
+
+
+def test_tasks_of_a_pipeline_have_tables_for_every_class():
+    solver = Solver()
+    tasks = (TreeTask("a", "a"), TreeTask("b", "b", "a"))
+    tree = Tree("a", tasks, {"": 0.8, "gold": 0.4})
+    kwargs = {"solver": solver, "load_rps": 5.0}
+    models = (model("a", slo_s=0.8), model("b", slo_s=0.8))
+    host = Host(lambda: policy_for("ramsis", kwargs, (tree,)), cluster(4, *models))
+    host.run([*requests(0.0, name="a", slo=0.4), *requests(1.0, name="a", slo=0.8, start=1)])
+    gold, base = (p.slo_s for p in solver.asked)
+    assert base == pytest.approx(2 * gold)
+    assert 0.2 < gold < 0.4
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from ray_slo.simulation import (
 )
 from ray_slo.simulation.replay.compare import replay
 from ray_slo.simulation.replay.tapes import tape
+from tests.policies.tables import solve
 
 
 class Fifo(Abilities):
@@ -188,6 +189,24 @@ def test_the_deadline_is_that_of_the_class():
     }
     assert report.bad_rate() == 0.5
     assert report.value(stream="name@gold") == 0
+
+
+def test_ramsis_has_tables_for_every_class():
+    asked = []
+
+    def solver(problem):
+        asked.append(problem.slo_s)
+        return solve(problem)
+
+    simulate_application(
+        replace(PROBLEM, models=PROBLEM.models[1:], trees=(NAMES,)),
+        {"name": at(0.0, 1.0), "name@gold": at(0.5, 1.5)},
+        policy="ramsis",
+        policy_kwargs={"solver": solver, "load_rps": 5.0},
+        planner=None,
+        duration_s=2.0,
+    )
+    assert sorted(set(asked)) == [0.5, 2.0]
 
 
 def test_sizes_take_time_and_are_heard():

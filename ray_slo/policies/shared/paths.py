@@ -29,12 +29,12 @@ class Part(NamedTuple):
     Attributes:
         below: share of that time that is reserved for the tasks below; 0 at a last task.
         least_s: time of a single request after this task, with the fastest variants, seconds.
-        slo_s: the task's share of the shortest end-to-end SLO, seconds.
+        slos_s: the task's shares of the end-to-end SLOs, the shortest first, seconds.
     """
 
     below: float
     least_s: float
-    slo_s: float
+    slos_s: tuple[float, ...]
 
     def deadline(self, now: float, deadline: float) -> float:
         """The task's deadline for a request that reaches it now."""
@@ -66,14 +66,16 @@ def parts_of(
             least[task.name] = max(
                 (communication_s + alone_s.get(c, 0.0) + least[c] for c in children), default=0.0
             )
-        left_s = {tree.root: min(tree.slos_s.values())}
+        left_s = {tree.root: sorted(tree.slos_s.values())}
         for task in tree.order:
             whole_s = planned_s.get(task.name, 0.0) + below[task.name]
             share = _KEPT * below[task.name] / whole_s if whole_s > 0 else 0.0
-            rest_s = max(share * left_s[task.name], least[task.name])
-            found[task.name] = Part(share, least[task.name], max(left_s[task.name] - rest_s, 1e-6))
+            left = left_s[task.name]
+            rest_s = [max(share * of_class, least[task.name]) for of_class in left]
+            mine = tuple(max(a - b, 1e-6) for a, b in zip(left, rest_s, strict=True))
+            found[task.name] = Part(share, least[task.name], mine)
             for child in tree.children(task.name):
-                left_s[child] = max(rest_s - communication_s, 0.0)
+                left_s[child] = [max(rest - communication_s, 0.0) for rest in rest_s]
     return found
 
 

@@ -20,6 +20,7 @@ from ray_slo.core import environment
 from ray_slo.core.explain import explaining
 from ray_slo.core.profiles import load_profiles
 from ray_slo.core.text import quoted, text_of
+from ray_slo.models.preemption_profile import load_preemption
 from ray_slo.policies.registry import refuse_sizes
 from ray_slo.serve.app.settings import UNBOUNDED
 from ray_slo.serve.config.app import AppConfig
@@ -156,6 +157,7 @@ def _check_code(spec: AppSpec) -> None:
         for field, file in _profile_files(f"{where}", model):
             try:
                 load_profiles(file)
+                load_preemption(file)
             except (OSError, ValueError) as error:
                 said = "no such file" if isinstance(error, FileNotFoundError) else text_of(error)
                 raise ValueError(f"{field}: {file}: {said.removeprefix(f'{file}: ')}") from None

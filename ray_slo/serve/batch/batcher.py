@@ -43,6 +43,7 @@ from ray_slo.core import (
     Request,
     Variant,
 )
+from ray_slo.models.checkpoint import warn_of_checkpoints
 from ray_slo.policies.registry import make_policy
 from ray_slo.serve import user_code
 from ray_slo.serve.deadlines import deadline_for, without_request
@@ -56,6 +57,9 @@ from ray_slo.serve.watch import tracing
 logger = logging.getLogger("ray.serve")  # Serve's logger: it writes into the replica's log
 
 _HARDWARE = "here"
+_STOPS_NOTHING = (
+    "@ray_slo.batch stops no batch; use @ray_slo.deployment with the policy flex or deferred_flex"
+)
 _GUESS_SIZES = 1024  # size of the guessed profile; `set_max_batch_size` may be as large
 _FIRST_CAP = 8
 _GROWTH = 4
@@ -177,6 +181,7 @@ class Batcher:
             context=without_request(),
         )
         self._warn_if_serve_holds_requests_back()
+        warn_of_checkpoints(_STOPS_NOTHING)
 
     # -- callers ---------------------------------------------------------------------------
 

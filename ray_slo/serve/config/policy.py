@@ -55,6 +55,14 @@ class PolicySpec(Strict):
     kwargs: dict[str, Any]
     preempts: bool
 
+    @property
+    def how_to_preempt(self) -> str:
+        """Why a policy that does not preempt does not, and what to write instead."""
+        instead = "choose flex, deferred_flex, or auto with `kwargs: {preempt: true}`"
+        if self.name == "auto":
+            instead = "write `policy: {name: auto, kwargs: {preempt: true}}`"
+        return f"the policy {quoted(self.name)} of this application stops no batch; {instead}"
+
     def refuse(self, sized: bool) -> None:
         """Refuse a model that this policy cannot serve.
 

@@ -9,6 +9,7 @@ from ray_slo.core.explain import explaining, validated
 from ray_slo.core.names import nearest
 from ray_slo.policies.registry import DEFAULT, make_policy, refuse_told
 from ray_slo.serve.config.app import AppConfig, PlannerConfig, Settings
+from ray_slo.serve.config.files import stopping
 from ray_slo.serve.config.policy import PolicyConfig, PolicySpec
 from ray_slo.serve.config.spec import AppSpec, PlannerSpec, WorkerSpec
 from ray_slo.serve.config.trees import trees_of
@@ -172,7 +173,7 @@ def _policy(
         if name == planned_by.default_policy:
             kwargs = planned_by.policy_kwargs(config, planner, kwargs)
     name = name or DEFAULT
-    if name == "auto" and any(config.served[model].exit_points for model in models):
+    if name == "auto" and stopping({model: config.served[model] for model in models}):
         kwargs = {"preempt": True, **kwargs}  # exit points say that networks may stop
     try:
         refuse_told(name, kwargs)

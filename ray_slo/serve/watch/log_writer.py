@@ -3,7 +3,8 @@
 The event loop appends one object per decision to a bounded queue. A thread turns them into rows, a
 few at a time, so that it never holds the interpreter for long. Every few seconds it replaces the
 current file, completely or not at all. So a crash costs only those seconds. If the queue is full,
-decisions are not logged, and the log says how many rows are missing.
+decisions are not logged, and the log says how many rows are missing. So it does after a disk
+failed: the thread tries again with every flush, and keeps the rows of one file meanwhile.
 
 A planner runs in another process, so its log is a separate table (`plans`). Both name the clock of
 their times. If a planner is on another machine than a scheduler, it also writes how far that clock
@@ -20,6 +21,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -129,8 +131,11 @@ class _Log:
         self._queued = self._taken = 0  # rows; one counter per thread
         self._lost = self._lost_in_all = 0
         self._rows = self._rows_before = 0  # rows in files; rows in full files
+        self._unwritten = 0  # rows that the thread could not write
+        self._gap = 0  # lost rows of which no file tells yet
         self._cpu_s = 0.0  # of the thread
         self._error = ""
+        self._has_ended = False
         self._sequence = 0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="decision-log", daemon=True)
@@ -152,13 +157,13 @@ class _Log:
         self._thread.join(wait_s)
 
     def status(self) -> dict[str, Any]:
-        """Path, rows written, rows lost because the queue was full, CPU seconds of the thread, and
-        the error that ended it."""
+        """Path, rows written, rows lost because the queue was full or the disk failed, CPU seconds
+        of the thread, and the error of the last write, if it failed."""
         return {
             "folder": str(self._folder),
             "name": self._name,
             "rows": self._rows,
-            "rows_lost": self._lost_in_all,
+            "rows_lost": self._lost_in_all + self._unwritten,
             "cpu_s": self._cpu_s,
             "error": self._error,
         }
@@ -166,7 +171,8 @@ class _Log:
     # On the event loop.
 
     def _put(self, what: Any, rows: int, now: float) -> None:
-        if self._error:
+        if self._has_ended:
+            self._lost_in_all += rows
             return
         if self._queued - self._taken + rows > _QUEUE_ROWS:
             self._lost += rows
@@ -182,18 +188,19 @@ class _Log:
 
     def _run(self) -> None:
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
             self._write_until_closed()
-        except Exception as error:  # a full disk must not cost a request
+        except Exception as error:  # an error of ours must not cost a request
             self._error = f"{type(error).__name__}: {error}"
             logger.exception("the decision log in %s ends here", self._folder)
+            self._has_ended = True
+            self._unwritten += self._queued - self._taken
             self._queue.clear()
         atexit.unregister(self.close)
 
     def _write_until_closed(self) -> None:
         encoder = self._encoder
         chunks: list[Any] = []  # Arrow tables of the current file
-        rows = 0
+        rows = saved = 0  # of the current file; those of them on the disk
         flushed_at = time.monotonic()
         dirty = False
         while True:
@@ -210,18 +217,24 @@ class _Log:
                 rows += len(taken)
                 dirty = True
             if dirty and (due or full):
-                self._write(chunks)
-                self._rows = self._rows_before + rows
-                flushed_at, dirty = now, False
+                flushed_at = now
+                if self._tries_to_write(chunks):
+                    dirty, saved = False, rows
+                    self._rows = self._rows_before + rows
             if full:
-                self._rows_before += rows
-                chunks, rows = [], 0
-                self._sequence += 1
+                self._rows_before += saved
+                self._sequence += saved > 0
                 encoder.new_file()
+                if rows > saved:
+                    self._unwritten += rows - saved
+                    self._gap += rows - saved
+                    encoder.lost(self._gap, chunks[-1]["at"][-1].as_py())
+                chunks, rows, saved, dirty = [], 0, 0, False
             self._cpu_s = time.thread_time()
             if self._queue:
                 time.sleep(_PAUSE_S)
             elif closing:
+                self._unwritten += rows - saved
                 return
             else:
                 self._closing.wait(_POLL_S)
@@ -237,15 +250,31 @@ class _Log:
             elif kind == "start":
                 encoder.start(what, extra)
             else:
+                self._gap += what
                 encoder.lost(what, extra)
 
     def _breathe(self) -> None:
         if not self._closing.is_set():
             time.sleep(0)  # lets the event loop have the interpreter
 
+    def _tries_to_write(self, chunks: list[Any]) -> bool:
+        try:
+            self._write(chunks)
+        except OSError as error:
+            if not self._error:
+                logger.warning("the decision log cannot be written, and is tried again: %s", error)
+            self._error = f"{type(error).__name__}: {error}"
+            return False
+        if self._error:
+            lost = self._unwritten
+            logger.warning("the decision log in %s goes on; %d rows lost", self._folder, lost)
+        self._error, self._gap = "", 0
+        return True
+
     def _write(self, chunks: list[Any]) -> None:
         import pyarrow as pa
 
+        self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / file_name(self._name, self._sequence, self._kind)
         write_file(path, pa.concat_tables(chunks), self._name, self._sequence, self._kind)
         self._prune(path)
@@ -258,7 +287,7 @@ class _Log:
         for path in (*decisions, *(self._root / FOLDER).glob(f"*{PLANS.suffix}")):
             try:
                 stat = path.stat()
-            except FileNotFoundError:  # another writer deleted it too
+            except OSError:  # another writer deleted it too
                 continue
             files.append((stat.st_mtime, path, stat.st_size))
         total = sum(size for _, _, size in files)
@@ -266,8 +295,9 @@ class _Log:
             if total <= self._max_bytes:
                 break
             if path != keep:
-                path.unlink(missing_ok=True)
-                total -= size
+                with suppress(OSError):  # what we may not delete stays
+                    path.unlink(missing_ok=True)
+                    total -= size
 
 
 class DecisionLog(_Log):

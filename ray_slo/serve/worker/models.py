@@ -15,17 +15,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ray_slo.core import LatencyProfile, OnlineProfile
-from ray_slo.core.profiles import doubling_sizes, profile_of
+from ray_slo.core.profiles import doubling_sizes
 from ray_slo.core.trees import tree_of_task
 from ray_slo.models.checkpoint import PreemptionFlag, preemption_scope
 from ray_slo.models.exit_points import module_of
 from ray_slo.models.lanes import settled
 from ray_slo.models.memory import Gpu, Host, Meter, is_out_of_memory, let_go
 from ray_slo.models.preemption import Preemptible
-from ray_slo.models.preemption_profile import load_preemption
 from ray_slo.models.profiling import to_profile
 from ray_slo.models.sweep import Sweep
 from ray_slo.serve import user_code
+from ray_slo.serve.config.files import preemption_of
 from ray_slo.serve.config.models import VariantConfig
 from ray_slo.serve.config.spec import AppSpec, VariantRef, WorkerSpec
 from ray_slo.serve.errors import ConfigError
@@ -362,18 +362,18 @@ class Models:
 
     async def _add_exit_points(self, ref: VariantRef, network: Any) -> None:
         """Add the exit points of the config, or those of the file with the profile."""
-        file, alone = self.profiles.file_of(ref)
-        found = load_preemption(file) if file is not None else {}
-        known = profile_of(found, ref.name, ref.model, alone=alone)
-        asked = self._spec.models[ref.model].exit_points
-        points = known.exit_points if asked is None and known is not None else asked
+        model = self._spec.models[ref.model]
+        known, field = preemption_of(ref, model), f"{self._spec.fields[ref.model]}.exit_points"
+        points = model.exit_points
+        if points is None and known is not None:
+            points, field = known.exit_points, f"{field}: 0 leaves out those of the profile"
         if not points:
             return
         try:
             module = module_of(network)
             await self._loop.run_in_executor(self._builder, Preemptible, module, points)
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"{self._spec.fields[ref.model]}.exit_points: {error}") from error
+            raise ConfigError(f"{field}: {error}") from error
         if known is not None:
             chosen = [p.delay_p95_s for p in known.points if p.exit_points == known.chosen]
             self.preempt_delay_s = max(self.preempt_delay_s, *chosen)

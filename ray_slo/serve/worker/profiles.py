@@ -7,6 +7,7 @@ import time
 
 from ray_slo.core import LatencyProfile, OnlineProfile
 from ray_slo.core.profiles import load_profiles, profile_of
+from ray_slo.serve.config.files import file_of
 from ray_slo.serve.config.spec import AppSpec, VariantRef
 from ray_slo.serve.errors import ConfigError
 
@@ -51,11 +52,6 @@ class Profiles:
                 "%s ran out of memory; its batches are of at most %d for %.0f s", key, size, _CUT_S
             )
 
-    def file_of(self, ref: VariantRef) -> tuple[str | None, bool]:
-        """Return the file with a variant's profile, and whether the file is only for it."""
-        own = ref.spec.profile if ref.spec is not None else None
-        return own or self._spec.models[ref.model].profile, own is not None or ref.spec is None
-
     def from_file(self, ref: VariantRef) -> LatencyProfile | None:
         """Return the variant's profile from its file. None: there is no file.
 
@@ -63,7 +59,7 @@ class Profiles:
             ConfigError: the file has no profile of the variant.
         """
         model = self._spec.models[ref.model]
-        file, alone = self.file_of(ref)
+        file, alone = file_of(ref, model)
         if file is None:
             return None
         known = load_profiles(file)

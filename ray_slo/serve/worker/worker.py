@@ -15,6 +15,7 @@ from ray import serve
 
 from ray_slo.core import LatencyProfile
 from ray_slo.core.cluster import Assigned
+from ray_slo.models.checkpoint import warn_of_checkpoints
 from ray_slo.serve.config.spec import AppSpec, worker_deployment
 from ray_slo.serve.direct import Listener, apart
 from ray_slo.serve.memory import vitals
@@ -76,6 +77,8 @@ class Worker:
             len(spec.variants()),
         )
         self.models = Models(spec, kind, self._starting.doing)
+        if not self.models.preempts:
+            warn_of_checkpoints(spec.policy_of(spec.workers[kind].group).how_to_preempt)
         self.batches = Batches(
             self.id,
             self.models,

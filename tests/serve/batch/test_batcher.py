@@ -975,3 +975,17 @@ class TestConfiguration:
         assert predict.get_latency_slo_ms() == 500
         with pytest.raises(ConfigError):
             predict.set_latency_slo_ms(-1)
+
+
+def test_a_checkpoint_stops_nothing_and_is_told_once(caplog):
+    @ray_slo.batch(SLO_MS)
+    async def stepwise(items):
+        ray_slo.checkpoint()
+        return items
+
+    async def main():
+        return [await stepwise(1), await stepwise(2)]
+
+    assert clock.run(main()) == [1, 2]
+    (line,) = [r.message for r in caplog.records if "checkpoint()" in r.message]
+    assert "@ray_slo.batch stops no batch; use @ray_slo.deployment with the policy" in line

@@ -327,6 +327,45 @@ def test_auto_stops_nothing_without_exit_points():
     assert not parse_spec({"models": {"m": model}, "policy": "auto"}).policy.preempts
 
 
+@pytest.mark.parametrize("policy", ["auto", None])
+def test_auto_stops_at_the_exit_points_of_profile_files(tmp_path, policy):
+    profile = LatencyProfile([0.01])
+
+    def saved(name, **points):
+        file = tmp_path / name
+        found = {
+            variant: {"points": [], "chosen": len(its), "exit_points": its, "reason": ""}
+            for variant, its in points.items()
+        }
+        save_profiles(file, dict.fromkeys(points, profile), preemption=found)
+        return str(file)
+
+    def preempts(**said):
+        model = {"callable": "builtins:dict", "latency_slo_ms": 9, **said}
+        return parse_spec({"models": {"m": model}, "policy": policy}).policy.preempts
+
+    load = {"load": "builtins:dict", "accuracy": 70}
+    own, none = saved("own.json", x=["3", "7"]), saved("none.json", deep=[])
+    both = saved("both.json", deep=[], wide=["3"])
+    assert preempts(profile=own)
+    assert not preempts(profile=own, exit_points=0)
+    assert not preempts(profile=none)
+    assert not preempts(profile=str(tmp_path / "later.json"))  # `build_app` reports it
+    assert preempts(variants={"deep": load, "wide": load}, profile=both)
+    assert not preempts(variants={"deep": load, "long": load}, profile=both)
+    assert preempts(variants={"deep": load, "long": {**load, "profile": own}})
+    assert not preempts(variants={"deep": load, "long": load}, profile=own)
+
+
+def test_damaged_exit_points_of_a_file_are_refused(tmp_path):
+    file = tmp_path / "p.json"
+    save_profiles(file, {"m": LatencyProfile([0.01])}, preemption={"m": {"chosen": 3}})
+    model = {"callable": Model, "latency_slo_ms": 9, "profile": str(file)}
+    spec = parse_spec({"models": {"m": model}})
+    with pytest.raises(ValueError, match=r"models\.m\.profile: .*preemption\.m: not a preemption"):
+        build_app_from_spec(spec)
+
+
 @pytest.mark.parametrize(
     ("kwargs", "says"),
     [

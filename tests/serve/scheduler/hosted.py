@@ -10,9 +10,9 @@ from tests.serve.fakes import Box, Fifo
 
 
 @contextlib.asynccontextmanager
-async def running(policy=Fifo, variants=None, **options):
+async def running(policy=Fifo, variants=None, slo_classes=None, **options):
     model = {"callable": Fifo, "latency_slo_ms": 1000, "max_batch_size": 8}
-    models = {"m": {**model, "variants": variants or {}}}
+    models = {"m": {**model, "variants": variants or {}, "slo_classes": slo_classes or {}}}
     spec = parse_spec({"models": models, "policy": policy})
     box = Box()
     scheduler = Scheduler(spec, box, **options)

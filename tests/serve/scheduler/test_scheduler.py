@@ -543,6 +543,24 @@ async def test_ramsis_has_its_solved_in_the_background(arrivals):
         assert scheduler.status()["tables_failed"] == 0
 
 
+@in_loop
+async def test_ramsis_solves_tables_for_every_class():
+    policy = {"name": "ramsis", "kwargs": {"load_rps": 5}}
+    async with running(policy, VARIANTS, {"gold": 600}) as (scheduler, box):
+        both = beat(variants=("quick", "deep"))
+        both.profiles = {name: LatencyProfile([0.01] * 8) for name in ("quick", "deep")}
+        scheduler.heartbeat(both)
+        sent, slos_ms = 0, []
+        while len(slos_ms) < 2:
+            budget_s = (0.59, 0.98)[sent % 2]
+            scheduler.hear("a", [Submit(sent := sent + 1, "m", budget_s)])
+            await asyncio.sleep(0.2)
+            for grant in box.take():
+                scheduler.report(report(grant))
+            slos_ms = [table["slo_ms"] for table in scheduler.status()["tables"]]
+        assert slos_ms == pytest.approx([600, 1000])
+
+
 QUICK, DEEP = Assigned("quick", 2), Assigned("deep", 8, 10.0)
 
 

@@ -1,5 +1,6 @@
 """The writer of the decision log has bounded memory, never blocks, and reports what it lost."""
 
+import errno
 import time
 
 import pytest
@@ -125,6 +126,62 @@ def test_a_disk_that_fails_costs_no_decision(tmp_path):
     in_the_way.write_text("")
     status = logged(in_the_way / "folder", 200)
     assert "NotADirectoryError" in status["error"]
+    assert (status["rows"], status["rows_lost"]) == (0, 1 + 2 + 200 * 5)
+
+
+@pytest.mark.parametrize("file_rows", [500, 20_000])
+def test_a_log_goes_on_when_the_disk_is_back(tmp_path, monkeypatch, caplog, file_rows):
+    """A folder that is gone, and a disk that is full for a while: what fits is kept until then."""
+    monkeypatch.setattr(decision_log, "_FILE_ROWS", file_rows)
+    folder, away = tmp_path / "log", tmp_path / "away"
+    log = DecisionLog(folder, "test", flush_s=0.01)
+    policy = log.recorded(make_policy("eager"), "eager", {}, 0.0)
+    decide(policy, 20)
+    until(lambda: log.status()["rows"] == 3 + 20 * 5)
+    folder.rename(away)
+    folder.write_text("in the way")
+    decide(policy, 300, 20)
+    until(lambda: log._queued == log._taken)
+    until(lambda: log.status()["error"])
+    assert log.status()["rows"] == 3 + 20 * 5
+    folder.unlink()
+    away.rename(folder)
+    decide(policy, 20, 320)
+    until(lambda: not log.status()["error"])
+    log.close(60.0)
+    assert len([r for r in caplog.records if "is tried again" in r.message]) == 1
+    status = log.status()
+    assert status["error"] == ""
+    (life,) = read(folder)
+    arrivals = [a for r in life.rounds() for n, a in r.events if n == "requests_arrived"]
+    if file_rows > 3 + 340 * 5:
+        assert (status["rows_lost"], life.lost) == (0, ())
+        assert replay(life).identical
+        assert len(arrivals) == 340
+    else:
+        assert life.lost == (status["rows_lost"],)
+        assert 500 <= status["rows_lost"] <= 1600
+        assert [now for now, _ in arrivals][-20:] == [float(i) for i in range(320, 340)]
+    assert not list(folder.glob("*.tmp"))
+
+
+def test_a_full_disk_leaves_no_half_file(tmp_path, monkeypatch):
+    import pyarrow.parquet as pq
+
+    def full(table, path, **options):
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(pq, "write_table", full)
+    log = DecisionLog(tmp_path, "test", flush_s=0.01)
+    policy = log.recorded(make_policy("eager"), "eager", {}, 0.0)
+    decide(policy, 5)
+    until(lambda: "No space left" in log.status()["error"])
+    assert not list(tmp_path.iterdir())
+    monkeypatch.undo()
+    log.close(60.0)
+    assert replay(*read(tmp_path)).identical
+    assert log.status()["rows_lost"] == 0
 
 
 def test_the_specification(tmp_path):
@@ -195,10 +252,12 @@ def test_a_planner_goes_on_without_a_log(tmp_path):
     in_the_way.write_text("")
     log = PlanLog(in_the_way / "folder", "plan")
     log.begin("loki", {}, 0.0)
-    log._thread.join(60.0)
+    until(lambda: log.status()["error"])
     log.planned(1.0, "period", None)
     log.planned(1.0, "period", None, no_such_field=1)
     assert "NotADirectoryError" in log.status()["error"]
+    log.close(60.0)
+    assert log.status()["rows_lost"] == 2
     model = {"callable": "tests.serve.scheduler.test_scheduler:Fifo", "latency_slo_ms": 100}
     assert open_plan_log(parse_spec({"models": {"m": model}}), "e") is None
 

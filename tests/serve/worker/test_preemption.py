@@ -291,6 +291,23 @@ def test_exit_points_without_a_network_are_refused(app):
     run()
 
 
+@in_loop
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ("auto", "'auto' of this application stops no batch; write `policy: {name: auto, kwargs: "),
+        ("eager", "'eager' of this application stops no batch; choose flex, deferred_flex, or "),
+        (Impatient, ""),
+    ],
+)
+async def test_a_checkpoint_that_stops_nothing_is_told_once(app, caplog, policy, said):
+    async with app(policy=policy) as (front, _):
+        await front(("one", 2))
+        await front(("two", 2))
+    lines = [r.message for r in caplog.records if "checkpoint() stops nothing" in r.message]
+    assert [said in line for line in lines] == [True] * bool(said)
+
+
 # The scheduler alone
 
 
