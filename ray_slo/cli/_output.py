@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from rich.table import Table
 
+    from ray_slo.simulation.workloads import Workload
+
     T = TypeVar("T", bound=BaseModel)
 
 PICTURES = (".png", ".svg", ".pdf")
@@ -94,7 +96,17 @@ def read_document(path: Path, example: str) -> dict[str, Any]:
 def in_document(path: Path | None, model: type[T], data: Any) -> T:
     """Return `data` as an object of the class `model`. Error messages name the file."""
     with mistakes_in(path, model):
-        return validated(model, data)
+        return validated(model, data, base=path.parent if path else Path())
+
+
+def say_read(workloads: Iterable[Workload], duration_s: float | None) -> None:
+    """Print to stderr what was read from files of arrivals, and how much of it the run takes."""
+    for workload in workloads:
+        length_s, rest = workload.length_s, ""
+        if duration_s is not None and length_s is not None and duration_s < length_s:
+            rest = f"; the run takes the first {duration_s:g} s of {length_s:.6g} s"
+        for said in workload.said:
+            typer.echo(f"{said}{rest}", err=True)
 
 
 @contextmanager

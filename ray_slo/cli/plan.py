@@ -15,6 +15,7 @@ from ray_slo.cli._output import (
     percent,
     print_json,
     read_document,
+    say_read,
     table,
 )
 from ray_slo.cli.plan_application import plan_application
@@ -114,6 +115,7 @@ def _answers(
         data.pop("policy", None)
         data["policies"] = policies
     document = in_document(spec, sizing.PlanSpec, data)
+    say_read([document.workload], document.duration_s)
     named = None if policies else spec  # with --policy, mistakes are not the spec's
     with mistakes_in(named, sizing.PlanSpec):
         base = document.build(spec.parent)
