@@ -79,17 +79,22 @@ def key_values(option: str, given: Iterable[str] | None) -> dict[str, Any]:
     return result
 
 
-def read_document(path: Path, example: str) -> dict[str, Any]:
-    """Read a command's YAML file. `example` is the path of an example, for error messages.
+def read_document(path: Path, example: str, *kinds: str) -> dict[str, Any]:
+    """Read a command's YAML file.
+
+    Args:
+        example: path of an example, for error messages.
+        kinds: the kinds of documents that the command reads, as in `what_it_is`.
 
     Raises:
-        ValueError: the file is not a YAML mapping, or is a config of `serve run`.
+        ValueError: the file is not a YAML mapping, or a document of another kind.
     """
-    from ray_slo.core.documents import read_yaml
+    from ray_slo.core.documents import read_yaml, what_it_is
 
     data = read_yaml(path)
-    if "applications" in data:
-        raise ValueError(f"{path}: this is a config of `serve run`; wanted a file like {example}")
+    kind, said, told = what_it_is(data)
+    if kind and kind not in kinds:
+        raise ValueError(f"{path}: this is {said} ({told}); wanted a file like {example}")
     return data
 
 

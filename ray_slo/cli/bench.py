@@ -166,6 +166,11 @@ def bench(
 
 
 def _check_target(url: str | None, handle: str | None, payload: str | None) -> None:
+    if url is not None and Path(url).is_file():
+        raise ValueError(
+            f"url: {url} is a file; give the URL of a running application, like "
+            "http://127.0.0.1:8000/, or --handle APP[/DEPLOYMENT]"
+        )
     if (url is None) == (handle is None):
         raise ValueError("give either a URL or --handle APP[/DEPLOYMENT]")
     if handle is not None and payload is None:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ray_slo.simulation.sizing import Answer, Question
 
 
+_EXAMPLE = "configs/plan-resnet50.yaml"
+
 _Spec = Annotated[
     Path | None,
     typer.Argument(
@@ -75,7 +77,7 @@ def plan(
         _live(live, address, as_json)
         return
     assert spec is not None
-    data = read_document(spec, "configs/plan-resnet50.yaml")
+    data = read_document(spec, _EXAMPLE, "plan", "simulation", "application")
     if "workloads" in data:
         if what_if or policy:
             raise ValueError(

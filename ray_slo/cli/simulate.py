@@ -40,6 +40,7 @@ _DEFAULTS: dict[str, Any] = {
     "duration_s": 20,
 }
 _EXAMPLE = "configs/simulate-resnet50.yaml"
+_KINDS = ("simulation", "application")
 
 
 _Spec = Annotated[
@@ -106,7 +107,7 @@ def simulate(
 
     positive(rate=rate)
     will_fill("--report", report)
-    data = read_document(spec, _EXAMPLE) if spec else json.loads(json.dumps(_DEFAULTS))
+    data = read_document(spec, _EXAMPLE, *_KINDS) if spec else json.loads(json.dumps(_DEFAULTS))
     if "workloads" in data:
         flags: dict[str, Any] = {
             "workers": workers,
