@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from rich.table import Table
 
+    from ray_slo.simulation.workloads import Workload
+
     T = TypeVar("T", bound=BaseModel)
 
 PICTURES = (".png", ".svg", ".pdf")
@@ -77,24 +79,39 @@ def key_values(option: str, given: Iterable[str] | None) -> dict[str, Any]:
     return result
 
 
-def read_document(path: Path, example: str) -> dict[str, Any]:
-    """Read a command's YAML file. `example` is the path of an example, for error messages.
+def read_document(path: Path, example: str, *kinds: str) -> dict[str, Any]:
+    """Read a command's YAML file.
+
+    Args:
+        example: path of an example, for error messages.
+        kinds: the kinds of documents that the command reads, as in `what_it_is`.
 
     Raises:
-        ValueError: the file is not a YAML mapping, or is a config of `serve run`.
+        ValueError: the file is not a YAML mapping, or a document of another kind.
     """
-    from ray_slo.core.documents import read_yaml
+    from ray_slo.core.documents import read_yaml, what_it_is
 
     data = read_yaml(path)
-    if "applications" in data:
-        raise ValueError(f"{path}: this is a config of `serve run`; wanted a file like {example}")
+    kind, said, told = what_it_is(data)
+    if kind and kind not in kinds:
+        raise ValueError(f"{path}: this is {said} ({told}); wanted a file like {example}")
     return data
 
 
 def in_document(path: Path | None, model: type[T], data: Any) -> T:
     """Return `data` as an object of the class `model`. Error messages name the file."""
     with mistakes_in(path, model):
-        return validated(model, data)
+        return validated(model, data, base=path.parent if path else Path())
+
+
+def say_read(workloads: Iterable[Workload], duration_s: float | None) -> None:
+    """Print to stderr what was read from files of arrivals, and how much of it the run takes."""
+    for workload in workloads:
+        length_s, rest = workload.length_s, ""
+        if duration_s is not None and length_s is not None and duration_s < length_s:
+            rest = f"; the run takes the first {duration_s:g} s of {length_s:.6g} s"
+        for said in workload.said:
+            typer.echo(f"{said}{rest}", err=True)
 
 
 @contextmanager

@@ -17,12 +17,15 @@ from ray_slo.cli._output import (
     will_fill,
     will_write,
 )
+from ray_slo.core.text import quoted
 
 if TYPE_CHECKING:
     from ray_slo.load.report import LoadResult
     from ray_slo.load.workload import Payloads, Recorded
+    from ray_slo.simulation.arrivals import Constant, Gamma, Poisson, Times, Trace
 
 
+_KINDS = ("poisson", "gamma", "constant")
 _TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # a header's name (RFC 9110)
 
 
@@ -41,10 +44,21 @@ _WarmupS = Annotated[
     typer.Option(help="Seconds at the start that are not counted. [default: 2, at most a quarter]"),
 ]
 _Arrivals = Annotated[
-    str, typer.Option(help="poisson, gamma, constant, or a trace file with one rate per line.")
+    str,
+    typer.Option(help="poisson, gamma, constant, or a file: request times, or rates by interval."),
+]
+_Rate = Annotated[float | None, typer.Option(help="Mean requests per second. [default: 20]")]
+_DurationS = Annotated[
+    float | None,
+    typer.Option(help="Time during which requests arrive, seconds. [default: 20]"),
 ]
 _Shape = Annotated[
-    float, typer.Option(help="Shape of gamma arrivals: 1 is Poisson, smaller is burstier.")
+    float | None,
+    typer.Option(help="Shape of gamma arrivals: 1 is Poisson, smaller is burstier. [default: 0.5]"),
+]
+_IntervalS = Annotated[
+    float | None,
+    typer.Option(help="Seconds per line of a file that does not say it. [default for rates: 1]"),
 ]
 _Payload = Annotated[
     str | None,
@@ -79,14 +93,12 @@ def bench(
     url: _Url = None,
     handle: _Handle = None,
     ray_address: _RayAddress = "auto",
-    rate: Annotated[float, typer.Option(help="Mean requests per second.")] = 20.0,
-    duration_s: Annotated[
-        float, typer.Option(help="Time during which requests arrive, seconds.")
-    ] = 20.0,
+    rate: _Rate = None,
+    duration_s: _DurationS = None,
     warmup_s: _WarmupS = None,
     arrivals: _Arrivals = "poisson",
-    shape: _Shape = 0.5,
-    interval_s: Annotated[float, typer.Option(help="Seconds per line of the trace file.")] = 1.0,
+    shape: _Shape = None,
+    interval_s: _IntervalS = None,
     payload: _Payload = None,
     slo_ms: Annotated[
         float, typer.Option(help="Latency up to which an answer is in time, milliseconds.")
@@ -123,11 +135,17 @@ def bench(
     will_fill("--out", out)
     payloads = load_payloads(payload) if payload else None
     if replay:
+        said = {"rate": rate, "duration_s": duration_s, "warmup_s": warmup_s}
+        said |= {"shape": shape, "interval_s": interval_s}
+        if given := [name for name, value in said.items() if value is not None]:
+            flag = f"--{given[0].replace('_', '-')}"
+            raise ValueError(f"{flag} cannot be used with --replay, whose file says it")
         workload = Recorded.load(replay)
     else:
-        warmup_s = min(2.0, duration_s / 4) if warmup_s is None else warmup_s
         length = {"warmup_s": warmup_s, "shape": shape, "interval_s": interval_s}
         workload = make_workload(arrivals, rate, duration_s, payloads, **length, seed=seed)
+        if read := workload.about.get("read"):
+            typer.echo(read, err=True)
     if record:
         workload.save(record)
     with Console(stderr=True).status(f"{len(workload)} requests in {workload.duration_s:g} s …"):
@@ -148,6 +166,11 @@ def bench(
 
 
 def _check_target(url: str | None, handle: str | None, payload: str | None) -> None:
+    if url is not None and Path(url).is_file():
+        raise ValueError(
+            f"url: {url} is a file; give the URL of a running application, like "
+            "http://127.0.0.1:8000/, or --handle APP[/DEPLOYMENT]"
+        )
     if (url is None) == (handle is None):
         raise ValueError("give either a URL or --handle APP[/DEPLOYMENT]")
     if handle is not None and payload is None:
@@ -156,16 +179,17 @@ def _check_target(url: str | None, handle: str | None, payload: str | None) -> N
 
 def make_workload(
     arrivals: str,
-    rate: float,
-    duration_s: float,
+    rate: float | None = None,
+    duration_s: float | None = None,
     payloads: Payloads | None = None,
     *,
-    warmup_s: float = 0.0,
-    shape: float = 0.5,
-    interval_s: float = 1.0,
+    warmup_s: float | None = None,
+    shape: float | None = None,
+    interval_s: float | None = None,
     seed: int = 0,
 ) -> Recorded:
-    """Make a workload from the command's options. The same seed gives the same workload.
+    """Make a workload from the command's options. The same seed gives the same workload. If
+    arrivals are read from a file, `about["read"]` says what it holds.
 
     Raises:
         ValueError: the arrival process is unknown, or a number is out of its range. The message
@@ -173,69 +197,63 @@ def make_workload(
     """
     import numpy as np
 
-    from ray_slo.core.names import nearest
     from ray_slo.load.workload import Payloads, Recorded
-    from ray_slo.simulation.arrivals import Constant, Gamma, Poisson, Trace
+    from ray_slo.simulation.arrivals import Times, Trace
 
     positive(rate=rate, duration_s=duration_s, shape=shape, interval_s=interval_s)
     if seed < 0:
         raise ValueError(f"--seed must be at least 0, got {seed}")
+    process = _process(arrivals, rate, shape, interval_s)
+    duration_s = 20.0 if duration_s is None else duration_s
+    about: dict[str, Any] = {"arrivals": arrivals, "rate": process.rate}
+    if isinstance(process, Trace | Times):
+        left = duration_s < process.length_s
+        taken = f"the first {duration_s:g} s of {process.length_s:.6g} s" if left else "all of it"
+        about["read"] = f"{process.said}; the run takes {taken}"
+        duration_s = min(duration_s, process.length_s)
+    warmup_s = min(2.0, duration_s / 4) if warmup_s is None else warmup_s
     if not 0 <= warmup_s < duration_s:
         raise ValueError(
-            f"--warmup-s must be at least 0 and less than --duration-s, got {warmup_s:g}"
-        )
-    process: Constant | Poisson | Gamma | Trace
-    if arrivals == "constant":
-        process = Constant(rate=rate)
-    elif arrivals == "poisson":
-        process = Poisson(rate=rate)
-    elif arrivals == "gamma":
-        process = Gamma(rate=rate, shape=shape)
-    elif (path := Path(arrivals)).is_file():
-        process = Trace(rates=_rates(path), interval_s=interval_s)
-        duration_s = min(duration_s, process.length_s)
-    else:
-        raise ValueError(
-            f"--arrivals must be poisson, gamma, constant or a file with a rate per line, "
-            f"got {arrivals!r}{nearest(arrivals, ('poisson', 'gamma', 'constant'))}"
+            f"--warmup-s must be at least 0 and less than the run, {duration_s:g} s, "
+            f"got {warmup_s:g}"
         )
     times = process.times(duration_s, np.random.default_rng(seed))
+    if "read" in about and not len(times):
+        raise ValueError(
+            f"--arrivals: {arrivals} has no request in the first {duration_s:g} s; give a longer "
+            "--duration-s"
+        )
     drawn_from = payloads or Payloads([b""])
-    workload = Recorded.record(
-        times,
-        drawn_from,
-        duration_s=duration_s,
-        warmup_s=warmup_s,
-        seed=seed,
-        arrivals=arrivals,
-        rate=rate,
+    return Recorded.record(
+        times, drawn_from, duration_s=duration_s, warmup_s=warmup_s, seed=seed, **about
     )
-    return workload
 
 
-def _rates(path: Path) -> list[float]:
-    """Return the rates in a trace file, in requests per second: one per line. In a CSV file, the
-    rate is in the last column."""
-    rates = []
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ValueError(f"{path}: a trace must be a text file with one rate per line") from None
-    for count, line in enumerate(text.splitlines(), start=1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        try:
-            rates.append(rate := float(line.split(",")[-1]))
-        except ValueError:
-            rate = -1.0
-        if not 0 <= rate < float("inf"):
-            raise ValueError(
-                f"{path}: line {count} must end in a rate (requests per second, at least 0), "
-                f"got {line.strip()!r}"
-            )
-    if not any(rates):
-        raise ValueError(f"{path}: a trace must have one rate per line, and one rate above 0")
-    return rates
+def _process(
+    arrivals: str, rate: float | None, shape: float | None, interval_s: float | None
+) -> Constant | Poisson | Gamma | Trace | Times:
+    """The arrival process. An option that it does not have is refused."""
+    from ray_slo.core.names import nearest
+    from ray_slo.simulation.arrivals import Constant, Gamma, Poisson, of_file
+
+    is_file = arrivals not in _KINDS and Path(arrivals).is_file()
+    if not is_file and arrivals not in _KINDS:
+        raise ValueError(
+            f"--arrivals must be {', '.join(_KINDS)} or a file, got {quoted(arrivals)}"
+            f"{nearest(arrivals, _KINDS)}"
+        )
+    if rate is not None and is_file:
+        raise ValueError("--rate cannot be used with a file of arrivals, which has its own")
+    if shape is not None and arrivals != "gamma":
+        raise ValueError("--shape goes with --arrivals gamma")
+    if interval_s is not None and not is_file:
+        raise ValueError("--interval-s goes with a file of arrivals")
+    if is_file:
+        return of_file(Path(arrivals), interval_s)
+    rate = 20.0 if rate is None else rate
+    if arrivals == "gamma":
+        return Gamma(rate=rate, shape=0.5 if shape is None else shape)
+    return Constant(rate=rate) if arrivals == "constant" else Poisson(rate=rate)
 
 
 def _headers(given: list[str] | None) -> dict[str, str]:

@@ -15,6 +15,7 @@ from ray_slo.cli._output import (
     percent,
     print_json,
     read_document,
+    say_read,
     table,
 )
 from ray_slo.cli.plan_application import plan_application
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
     from ray_slo.simulation.sizing import Answer, Question
 
+
+_EXAMPLE = "configs/plan-resnet50.yaml"
 
 _Spec = Annotated[
     Path | None,
@@ -74,7 +77,7 @@ def plan(
         _live(live, address, as_json)
         return
     assert spec is not None
-    data = read_document(spec, "configs/plan-resnet50.yaml")
+    data = read_document(spec, _EXAMPLE, "plan", "simulation", "application")
     if "workloads" in data:
         if what_if or policy:
             raise ValueError(
@@ -114,6 +117,7 @@ def _answers(
         data.pop("policy", None)
         data["policies"] = policies
     document = in_document(spec, sizing.PlanSpec, data)
+    say_read([document.workload], document.duration_s)
     named = None if policies else spec  # with --policy, mistakes are not the spec's
     with mistakes_in(named, sizing.PlanSpec):
         base = document.build(spec.parent)

@@ -7,7 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ray_slo.cli._output import in_document, mistakes_in, number, percent, print_json, table
+from ray_slo.cli._output import (
+    in_document,
+    mistakes_in,
+    number,
+    percent,
+    print_json,
+    say_read,
+    table,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,6 +31,7 @@ def plan_application(spec: Path, data: Mapping[str, Any], as_json: bool) -> None
     from ray_slo.simulation.application_spec import ApplicationSpec
 
     document = in_document(spec, ApplicationSpec, data)
+    say_read(document.workloads.values(), None)
     with mistakes_in(spec, ApplicationSpec):
         made = application_plan.plan_application(document, spec.parent)
     if as_json:

@@ -13,12 +13,17 @@ import typer
 from ray_slo.cli._output import (
     PICTURES,
     key_values,
+    mistakes_in,
     number,
     positive,
     print_json,
     table,
     will_write,
 )
+from ray_slo.core.documents import parse_yaml, read_yaml, what_it_is
+from ray_slo.core.explain import placed
+from ray_slo.core.names import listed
+from ray_slo.core.text import quoted
 
 if TYPE_CHECKING:
     from ray_slo.core.profiles import LatencyProfile
@@ -249,7 +254,7 @@ def _targets(name: str, kwargs: dict[str, Any], chosen: list[str] | None) -> dic
 
     if "" not in sys.path:
         sys.path.insert(0, "")  # as in the measuring process
-    if name.endswith((".yaml", ".yml")):
+    if name.endswith((".yaml", ".yml")) or Path(name).is_file():
         found = _config_targets(Path(name), kwargs)
     else:
         # A `Deployment` has `model.variants`. A plain class may have another attribute `model`.
@@ -271,16 +276,20 @@ def _named(variant: str) -> dict[str, Any]:
 
 
 def _config_targets(path: Path, kwargs: dict[str, Any]) -> dict[str, Target]:
-    from ray_slo.core.documents import read_yaml
     from ray_slo.models.profiling import Target
+    from ray_slo.serve.config.app import AppConfig
     from ray_slo.serve.config.resolve import parse_spec
 
-    applications = read_yaml(path).get("applications")
-    if not isinstance(applications, list) or not all(isinstance(a, dict) for a in applications):
-        raise ValueError(f"{path}: not a `serve run` config: it has no list of applications")
     found: dict[str, Target] = {}
-    for application in applications:
-        spec = parse_spec(application.get("args") or {})
+    others: list[str] = []
+    for application in _applications(path):
+        given = application.get("args")
+        if not isinstance(given, dict) or what_it_is(given)[0] != "args":
+            what = quoted(application.get("import_path")).strip("'")
+            others.append(f"application {quoted(application.get('name', 'default'))} ({what})")
+            continue
+        with mistakes_in(path, AppConfig):
+            spec = parse_spec(given)
         environment = _environment(path, application.get("runtime_env"))
         for key, ref in spec.variants().items():
             model = spec.models[ref.model]
@@ -291,7 +300,38 @@ def _config_targets(path: Path, kwargs: dict[str, Any]) -> dict[str, Target]:
                 ref.spec,
                 environment,
             )
+    said = (
+        f"{path}: {listed(others)}: not of import_path ray_slo.serve:build_app with `models` or a "
+        "`pipeline` in its args; to measure its class, give MODULE:CLASS"
+    )
+    if not found:
+        raise ValueError(said)
+    if others:
+        typer.echo(f"left out: {said}", err=True)
     return found
+
+
+def _applications(path: Path) -> list[dict[str, Any]]:
+    """The applications of a config of `serve run`, or of a RayService of KubeRay."""
+    data = read_yaml(path)
+    kind, said, told = what_it_is(data)
+    if kind == "manifest" and data["kind"] == "RayService":
+        spec = data.get("spec")
+        inside = spec.get("serveConfigV2") if isinstance(spec, dict) else None
+        if isinstance(inside, str):
+            with placed(f"{path}: spec.serveConfigV2"):
+                inside = parse_yaml(inside)
+        data = inside if isinstance(inside, dict) else {}
+        said = "a RayService without a `serve run` config in spec.serveConfigV2"
+    applications = [data] if "import_path" in data else data.get("applications")
+    if not isinstance(applications, list) or not all(isinstance(a, dict) for a in applications):
+        if kind in ("", "serve"):
+            raise ValueError(f"{path}: not a `serve run` config: it has no list of applications")
+        raise ValueError(
+            f"{path}: this is {said} ({told}); wanted MODULE:CLASS, or a `serve run` config like "
+            "configs/digits.yaml"
+        )
+    return applications
 
 
 def _environment(path: Path, runtime_env: Any) -> dict[str, str]:
@@ -302,7 +342,9 @@ def _environment(path: Path, runtime_env: Any) -> dict[str, str]:
     if not isinstance(given, dict) or not all(
         isinstance(x, str) for kv in given.items() for x in kv
     ):
-        raise ValueError(f"{path}: runtime_env: got {given!r}, wanted env_vars: {{NAME: text, …}}")
+        raise ValueError(
+            f"{path}: runtime_env: got {quoted(given)}, wanted env_vars: {{NAME: text, …}}"
+        )
     return given
 
 

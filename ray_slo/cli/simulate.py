@@ -17,9 +17,12 @@ from ray_slo.cli._output import (
     positive,
     print_json,
     read_document,
+    say_read,
     table,
     will_fill,
 )
+from ray_slo.core.names import nearest
+from ray_slo.core.text import quoted
 
 if TYPE_CHECKING:
     from ray_slo.simulation.report import Report
@@ -37,6 +40,7 @@ _DEFAULTS: dict[str, Any] = {
     "duration_s": 20,
 }
 _EXAMPLE = "configs/simulate-resnet50.yaml"
+_KINDS = ("simulation", "application")
 
 
 _Spec = Annotated[
@@ -79,7 +83,9 @@ def simulate(
     rate: Annotated[
         float | None, typer.Option(help="Requests per second, all models together.")
     ] = None,
-    arrivals: Annotated[str | None, typer.Option(help="constant, poisson or gamma.")] = None,
+    arrivals: Annotated[
+        str | None, typer.Option(help="constant, poisson, gamma, or a file of times or rates.")
+    ] = None,
     shape: Annotated[float | None, typer.Option(help="Shape of gamma arrivals.")] = None,
     duration_s: Annotated[
         float | None, typer.Option(help="Time during which requests arrive, seconds.")
@@ -101,7 +107,7 @@ def simulate(
 
     positive(rate=rate)
     will_fill("--report", report)
-    data = read_document(spec, _EXAMPLE) if spec else json.loads(json.dumps(_DEFAULTS))
+    data = read_document(spec, _EXAMPLE, *_KINDS) if spec else json.loads(json.dumps(_DEFAULTS))
     if "workloads" in data:
         flags: dict[str, Any] = {
             "workers": workers,
@@ -132,6 +138,7 @@ def simulate(
     if rate is not None:
         chosen = chosen.model_copy(update={"workload": chosen.workload.at_rate(rate)})
 
+    say_read([chosen.workload], chosen.duration_s)
     base, extra = spec.parent if spec else Path(), {}
     with mistakes_in(spec, SimulationSpec):
         if goodput:
@@ -158,6 +165,7 @@ def _application(spec: Path | None, data: dict[str, Any], as_json: bool, log: Pa
     from ray_slo.simulation.application_spec import ApplicationSpec
 
     chosen = in_document(spec, ApplicationSpec, data)
+    say_read(chosen.workloads.values(), chosen.duration_s)
     will_fill("--log", log)
     with mistakes_in(spec, ApplicationSpec):
         result = chosen.run(spec.parent if spec else Path(), log)
@@ -221,13 +229,17 @@ def _set_models(
 def _set_arrivals(
     data: dict[str, Any], spec: Path | None, arrivals: str | None, shape: float | None
 ) -> None:
+    from ray_slo.simulation.arrivals import of_file
     from ray_slo.simulation.spec import SimulationSpec
 
-    if arrivals is not None:
+    if arrivals is not None and (path := Path(arrivals)).is_file():
+        found = {"kind": of_file(path).kind, "file": path.absolute()}
+        data.setdefault("workload", {})["arrivals"] = found
+    elif arrivals is not None:
         if arrivals not in ("constant", "poisson", "gamma"):
             raise ValueError(
-                f"--arrivals must be constant, poisson or gamma, got {arrivals!r}; "
-                "traces and explicit times go into a spec"
+                f"--arrivals must be constant, poisson, gamma or a file, got {quoted(arrivals)}"
+                f"{nearest(arrivals, ('constant', 'poisson', 'gamma'))}"
             )
         if arrivals == "gamma" and shape is None:
             raise ValueError("--arrivals gamma needs --shape (1 is Poisson, smaller is burstier)")

@@ -51,7 +51,7 @@ def solve(
 
     from ray_slo.planning.ramsis.spec import SolveSpec
 
-    chosen = in_document(spec, SolveSpec, read_document(spec, "policies/digits.yaml"))
+    chosen = in_document(spec, SolveSpec, read_document(spec, "policies/digits.yaml", "solve"))
     path = out or spec.with_suffix(".npz")
     will_write("--out", path)
     with mistakes_in(spec, SolveSpec):

@@ -21,14 +21,16 @@ from ray_slo.core.hints import parts_of
 from ray_slo.core.names import nearest
 from ray_slo.core.profiles import LatencyProfile, load_profiles
 from ray_slo.core.requests import MAX_LATENCY_MS
-from ray_slo.core.text import type_in_words
+from ray_slo.core.text import quoted, type_in_words
 
 MAX_BATCH = 100_000  # more is a typing error, and its table would fill the memory
 SloMs = Annotated[float, Field(gt=0, le=MAX_LATENCY_MS)]
 DelayMs = Annotated[float, Field(ge=0, le=MAX_LATENCY_MS)]
 DelayS = Annotated[float, Field(ge=0, le=MAX_LATENCY_MS / 1e3)]
 MAX_DEPTH = 100  # of YAML; deeper documents take seconds, then overflow Python's stack
-MAX_ALIASES = 100  # a few nested ones make billions of items
+MAX_ALIASES = 100
+MAX_ITEMS = 1_000_000  # with what the aliases repeat; a few nested ones make billions
+_ARGS = "`serve run` reads it as `args` of an application with import_path ray_slo.serve:build_app"
 
 
 class Strict(BaseModel):
@@ -151,20 +153,33 @@ def load_yaml(path: str | Path) -> Any:
 
     Raises:
         OSError: it cannot be opened.
-        ValueError: not YAML, nested too deeply, with too many aliases, or with a key twice in a
-            mapping (YAML forbids it, but its parser silently takes the last one).
+        ValueError: see `parse_yaml`.
+    """
+    try:
+        return parse_yaml(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        kind = "not YAML: " * isinstance(error, UnicodeDecodeError)
+        raise ValueError(f"{path}: {kind}{error}") from None
+
+
+def parse_yaml(text: str) -> Any:
+    """The content of a YAML document.
+
+    Raises:
+        ValueError: not YAML, nested too deeply, with too many aliases or too much behind them, or
+            with a key twice in a mapping (YAML forbids it, but its parser silently takes the last
+            one).
     """
     import yaml
 
+    opens = (
+        yaml.FlowSequenceStartToken,
+        yaml.FlowMappingStartToken,
+        yaml.BlockSequenceStartToken,
+        yaml.BlockMappingStartToken,
+    )
+    ends = (yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken, yaml.BlockEndToken)
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        opens = (
-            yaml.FlowSequenceStartToken,
-            yaml.FlowMappingStartToken,
-            yaml.BlockSequenceStartToken,
-            yaml.BlockMappingStartToken,
-        )
-        ends = (yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken, yaml.BlockEndToken)
         depth = aliases = 0
         for token in yaml.scan(text):
             depth += isinstance(token, opens) - isinstance(token, ends)
@@ -177,14 +192,49 @@ def load_yaml(path: str | Path) -> Any:
         if (root := loader.get_single_node()) is None:
             return None
         _check_keys(root)
+        if aliases and (items := _items(root, {})) > MAX_ITEMS:
+            raise ValueError(f"with its aliases it has {items:.3g} items, at most {MAX_ITEMS:,}")
         return loader.construct_document(root)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
         said = " ".join(filter(None, (error.context, error.problem)))
-        raise ValueError(f"{path}: not YAML{place}: {said}") from None
+        if "found another document" in said:
+            said = "a second document begins here; write each into a file of its own"
+        raise ValueError(f"not YAML{place}: {said}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # also an impossible date
-        raise ValueError(f"{path}: not YAML: {error}") from None
+        raise ValueError(f"not YAML: {error}") from None
+
+
+_SERVE = "`ray-slo profile` measures its models"
+_SIMULATED = "`ray-slo simulate` and `ray-slo plan` read it"
+
+
+def what_it_is(data: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Recognise a document by its keys.
+
+    Returns:
+        Its kind in one word ("" if unknown), what it is, and what it is good for.
+    """
+    if "apiVersion" in data and "kind" in data:
+        kind = quoted(data["kind"]).strip("'")
+        told = _SERVE if kind == "RayService" else "it describes no application of Serve"
+        return "manifest", f"a Kubernetes manifest of a {kind}", told
+    for key, kind, said, told in (
+        ("applications", "serve", "a config of `serve run`", _SERVE),
+        ("import_path", "serve", "an application of Serve", _SERVE),
+        ("workloads", "application", "an application with its workloads", _SIMULATED),
+        ("pool", "plan", "a question of `ray-slo plan`", "`ray-slo plan` reads it"),
+        ("workload", "simulation", "a simulation", _SIMULATED),
+        ("loads", "solve", "a spec of RAMSIS tables", "`ray-slo solve` reads it"),
+        ("models", "args", "the args of an application", _ARGS),
+        ("pipeline", "args", "the args of an application", _ARGS),
+        ("pipelines", "args", "the args of an application", _ARGS),
+        ("profiles", "profiles", "a file of profiles", "other documents name it as `file`"),
+    ):
+        if key in data:
+            return kind, said, told
+    return "", "", ""
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -222,6 +272,21 @@ def _bools(value: Any, hint: Any, at: str) -> Iterator[tuple[str, bool]]:
                 for key, one in inner:
                     if isinstance(one, bool | Mapping | list):
                         yield from _bools(one, get_args(part)[-1], f"{at}.{key}")
+
+
+def _items(node: Any, known: dict[int, float]) -> float:
+    """Number of items of a node, where an alias counts as often as it is written."""
+    import yaml
+
+    if id(node) not in known:
+        known[id(node)] = 1.0  # for an alias to itself
+        parts: list[Any] = []
+        if isinstance(node, yaml.SequenceNode):
+            parts = node.value
+        elif isinstance(node, yaml.MappingNode):
+            parts = [part for pair in node.value for part in pair]
+        known[id(node)] = 1.0 + sum(_items(part, known) for part in parts)
+    return known[id(node)]
 
 
 def _check_keys(root: Any) -> None:

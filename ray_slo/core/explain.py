@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -50,17 +51,18 @@ def placed(at: str, instead_of: str = "") -> Iterator[None]:
         raise Misplaced(f"{at}.{error.at}", error.said) from None
 
 
-def validated(model: type[T], data: Any, at: str = "") -> T:
+def validated(model: type[T], data: Any, at: str = "", base: Path = Path()) -> T:
     """`data` as a `model`.
 
     Args:
         at: where it is written in the whole document, for the messages.
+        base: folder of the document, from which it names files.
 
     Raises:
         ValueError: one line per mistake: field, value, valid choices.
     """
     try:
-        return model.model_validate(data)
+        return model.model_validate(data, context={"base": base})
     except ValidationError as error:
         lines = explained(error, model, data, at)
         places = [_keys(e, data) for e in _relevant(error.errors(), data)]

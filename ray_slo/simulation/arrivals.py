@@ -1,4 +1,4 @@
-"""Arrival processes with one rate.
+"""Arrival processes with one rate, also from files.
 
 Every process is a unit-rate renewal process stretched to its rate. So two runs with the same seed
 have the same pattern of arrivals at any rate (common random numbers). This makes `goodput_search`
@@ -8,7 +8,9 @@ smooth.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +21,15 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    PrivateAttr,
+    ValidationInfo,
     model_validator,
 )
 
+from ray_slo.core.arrival_files import read_arrivals
 from ray_slo.core.documents import Strict
+from ray_slo.core.explain import Misplaced
+from ray_slo.core.text import text_of
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -185,7 +192,48 @@ class Mmpp(Spec):
         return _at_rates(edges, self.rate * levels, duration_s, 1.0, rng)
 
 
-class Trace(Spec):
+class _OfFile(Spec):
+    """Arrivals that may be in a file, which is read when the document is."""
+
+    file: Path | None = None
+    _said: str = PrivateAttr("")
+
+    @property
+    def said(self) -> str:
+        """What was read from the file, in words; "" without a file."""
+        return self._said
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _read(cls, data: Any, handler: Any, info: ValidationInfo) -> Any:
+        given = data if isinstance(data, Mapping) else {}
+        if not isinstance(file := given.get("file"), str | Path):
+            return handler(data)
+        own = "times_s" if cls is Times else "rates"
+        if own in given:
+            raise Misplaced("file", f"it holds the {own}; leave out one of them")
+        try:
+            interval_s = None if cls is Times else given.get("interval_s")
+            interval_s = None if interval_s is None else float(interval_s)
+            wrong = interval_s is not None and not 0 < interval_s < math.inf
+        except (TypeError, ValueError):
+            wrong = True
+        if wrong:
+            return handler({**given, own: [1.0]})  # which refuses the interval
+        try:
+            found = of_file((info.context or {}).get("base", Path()) / file, interval_s)
+        except (OSError, ValueError) as error:
+            raise Misplaced("file", text_of(error)) from None
+        if not isinstance(found, cls):
+            holds = "the time of each request" if isinstance(found, Times) else "rates by interval"
+            raise Misplaced("kind", f"{file} holds {holds}; write kind: {found.kind}")
+        read = {n: v for n, v in found if n in ("rates", "times_s", "interval_s")}
+        made = handler({**read, **given, "file": None})
+        made._said = found.said
+        return made
+
+
+class Trace(_OfFile):
     """A rate (requests per second) for each interval of `interval_s`. It ends with the last
     interval.
 
@@ -194,7 +242,8 @@ class Trace(Spec):
 
     Attributes:
         rates: requests per second, by interval.
-        interval_s: length of an interval, seconds.
+        file: a file that holds them instead, relative to the document's folder.
+        interval_s: length of an interval, seconds. A file with times says it itself.
         shape: shape parameter of the gaps inside an interval.
         burst: bursts inside the intervals.
     """
@@ -229,11 +278,12 @@ class Trace(Spec):
         return _at_rates(edges, rates, duration_s, self.shape, rng)
 
 
-class Times(Spec):
+class Times(_OfFile):
     """Explicit arrival times, seconds from the start.
 
     Attributes:
         times_s: arrival times, seconds from the start, in any order.
+        file: a file that holds them instead, relative to the document's folder.
     """
 
     kind: Literal["times"] = "times"
@@ -324,6 +374,26 @@ class Population(Spec):
             times.append(start + at)
             streams.append(active[row])
         return np.concatenate(times), np.concatenate(streams)
+
+
+def of_file(path: Path, interval_s: float | None = None) -> Trace | Times:
+    """The arrivals in a file. `said` tells what it holds.
+
+    Args:
+        interval_s: length of an interval, seconds, where the file does not say it.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it does not fit; with the line, and what to write.
+    """
+    found = read_arrivals(path, interval_s=interval_s)
+    made: Trace | Times
+    if found.rates is not None:
+        made = Trace(rates=found.rates.tolist(), interval_s=found.interval_s)
+    else:
+        made = Times(times_s=np.asarray(found.times_s).tolist())
+    made._said = f"{path}: {found.said}"
+    return made
 
 
 ArrivalProcess = Constant | Poisson | Gamma | Mmpp | Trace | Times

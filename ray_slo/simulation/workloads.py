@@ -206,6 +206,12 @@ class Workload(Spec):
             )
         return self
 
+    @property
+    def said(self) -> list[str]:
+        """What was read from files, in words."""
+        processes = self.arrivals.values() if isinstance(self.arrivals, dict) else [self.arrivals]
+        return [p.said for p in processes if isinstance(p, Trace | Times) and p.said]
+
     def check_models(self, models: Sequence[str]) -> None:
         """Refuse names that are not in `models`.
 

@@ -103,6 +103,10 @@ def test_bench_table(url: str, tmp_path) -> None:
         (["http://x/", "--rate", "0"], "--rate must be positive"),
         (["http://x/", "--warmup-s", "99"], "--warmup-s must be at least 0"),
         (["http://x/", "--arrivals", "weekly"], "--arrivals must be poisson, gamma, constant"),
+        (["http://x/", "--shape", "1"], "--shape goes with --arrivals gamma"),
+        (["http://x/", "--interval-s", "60"], "--interval-s goes with a file of arrivals"),
+        (["http://x/", "--arrivals", __file__, "--rate", "3"], "--rate cannot be used with a file"),
+        (["http://x/", "--replay", "w.npz", "--rate", "3"], "--rate cannot be used with --replay"),
         (["http://x/", "--header", "nonsense"], "--header wants NAME:VALUE"),
         (["http://x/", "--payload", "/nowhere"], "nothing at '/nowhere'"),
         (["--handle", "app"], "--handle needs --payload"),
@@ -119,7 +123,29 @@ def test_arrivals_are_seeded_and_traces_have_their_rates(tmp_path) -> None:
     assert one.times_s.tolist() == two.times_s.tolist()
     trace = tmp_path / "trace.csv"
     trace.write_text("# second, rate\n0,0\n1,200\n")
-    workload = make_workload(str(trace), 1, 60)
+    workload = make_workload(str(trace), duration_s=60)
     assert workload.duration_s == 2
     assert workload.times_s.min() >= 1
     assert 150 < len(workload) < 250
+    assert workload.about["read"].endswith("(from 'second' and 'rate'); the run takes all of it")
+
+
+def test_a_file_longer_than_the_run_is_said(url: str, tmp_path) -> None:
+    trace = tmp_path / "day.csv"
+    lines = [f"2024-05-10 {i // 60:02}:{i % 60:02},{60 * 8.3}" for i in range(600)]
+    trace.write_text("\n".join(["timestamp,requests", *lines]))
+    args = ["bench", url, "--arrivals", str(trace), "--duration-s", "1", "--json"]
+    result = run.invoke(app, args)
+    assert result.exit_code == 0, result.output
+    assert (
+        f"{trace}: 600 intervals of 60 s, 8.3 requests/s on average (from 'timestamp' and "
+        "'requests'); the run takes the first 1 s of 36000 s\n"
+    ) in result.stderr
+    assert json.loads(result.stdout)["requests"] < 30
+
+
+def test_a_run_without_a_request_is_refused(tmp_path) -> None:
+    late = tmp_path / "late.csv"
+    late.write_text("time_s\n30\n31.5\n")
+    with pytest.raises(ValueError, match=r"no request in the first 20 s; give a longer"):
+        make_workload(str(late))

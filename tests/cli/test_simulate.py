@@ -71,7 +71,7 @@ def test_goodput_search(run):
         (["--policy", "eager", "--policy-arg", "nap=3"], "no argument nap"),
         (["--slo-ms", "-1"], "latency_slo_ms: must be above 0 and at most 86400000, got -1.0"),
         (["--rate", "0"], "--rate must be positive and finite, got 0"),
-        (["--arrivals", "weekly"], "--arrivals must be constant, poisson or gamma"),
+        (["--arrivals", "weekly"], "--arrivals must be constant, poisson, gamma or a file"),
         (["--arrivals", "gamma"], "needs --shape"),
         (["--shape", "2"], "--shape goes with --arrivals gamma"),
         (["--rate", "inf"], "--rate must be positive and finite, got inf"),

@@ -78,12 +78,15 @@ def test_bad_arrivals_are_named(make, message):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, "not found"),
-        (b"", "one per line: times_s must hold at least 100 arrivals"),
-        (b"soon\n", "one per line: could not convert string 'soon'"),
-        (b"1 2\n3\n", "one per line: the number of columns changed"),
-        (b"\xff\xfe", "one per line: 'utf-8' codec can't decode"),
-        (b"2\n1\n" * 60, "one per line: times_s must be finite and ascending"),
+        (None, "No such file"),
+        (b"", "it has no lines"),
+        (b"1\n2\n", "times_s must hold at least 100 arrivals"),
+        (b"soon\n", "line 1: none of its columns ('soon') is known"),
+        (b"1\nsoon\n", "line 2: 'soon' is no time; write seconds"),
+        (b"1 2\n3\n", "line 1: it has 2 values without names"),
+        (b"1\n\xff\n", "line 2: it is not text"),
+        (b"2\n1\n" * 60, "line 2: its time is before that of the line above"),
+        (b"minute,requests\n0,1\n1,2\n", "must hold the time of each request; it has 2 intervals"),
     ],
 )
 def test_a_file_that_holds_no_arrivals_is_named(content, said, tmp_path):
@@ -102,5 +105,5 @@ def test_a_file_that_holds_no_arrivals_is_named(content, said, tmp_path):
     ):
         with pytest.raises(ValueError) as refused:
             read()
-        assert str(refused.value).startswith(f"arrivals.file: {path} ")
+        assert str(refused.value).startswith(f"arrivals.file: {path}: ")
         assert said in str(refused.value)

@@ -8,7 +8,6 @@ process). The two are equal only for Poisson arrivals.
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import Field, PositiveFloat
 from scipy.special import gammainc, gammaln, xlogy
 
+from ray_slo.core.arrival_files import read_arrivals
 from ray_slo.core.documents import Frozen
 from ray_slo.core.explain import Misplaced, placed, validated
 from ray_slo.core.text import text_of
@@ -207,7 +207,7 @@ class EmpiricalSpec(Frozen):
     """Recorded arrivals; the rate is stretched as needed.
 
     Attributes:
-        file: arrival times in seconds, one per line. It is relative to the document's folder.
+        file: the time of each request, one per line. It is relative to the document's folder.
     """
 
     kind: Literal["empirical"]
@@ -216,14 +216,15 @@ class EmpiricalSpec(Frozen):
     def build(self, base: Path) -> Arrivals:
         path = base / self.file
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # NumPy's, of an empty file
-                return Empirical(np.loadtxt(path, dtype=float, ndmin=1))
-        except OSError as error:
+            found = read_arrivals(path, bare="times")
+            if found.times_s is None:
+                raise ValueError(f"{path}: must hold the time of each request; it has {found.said}")
+        except (OSError, ValueError) as error:
             raise Misplaced("file", text_of(error)) from None
+        try:
+            return Empirical(found.times_s)
         except ValueError as error:
-            wanted = "must hold arrival times in seconds, one per line"
-            raise Misplaced("file", f"{path} {wanted}: {error}") from None
+            raise Misplaced("file", f"{path}: {error}") from None
 
 
 ArrivalsSpec = Annotated[PoissonSpec | GammaSpec | EmpiricalSpec, Field(discriminator="kind")]
