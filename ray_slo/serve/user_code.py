@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import operator
 import threading
 import time
 from collections import deque
@@ -22,8 +23,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ray import cloudpickle
+from starlette.exceptions import HTTPException
 
-from ray_slo.core.text import type_in_words
+from ray_slo.core.text import quoted, type_in_words
 from ray_slo.models.checkpoint import Preempted
 from ray_slo.serve.errors import BatchResultError
 from ray_slo.serve.suspects import Marks
@@ -51,12 +53,23 @@ def in_words(error: BaseException) -> str:
 
 
 def sendable(error: Exception) -> Exception:
-    """Return the error itself. If it cannot be pickled, return one with the same text."""
+    """Return the error itself. If it cannot be pickled, return one with the same text, and the same
+    status if it is an `HTTPException`."""
+    if isinstance(error, HTTPException):  # with keywords, as usual, it cannot be made from `args`
+        if _survives(error):
+            return error
+        error.args = error.status_code, error.detail, error.headers
+        if not _survives(error):
+            error = HTTPException(error.status_code, error.detail, error.headers)
+    return error if _survives(error) else RuntimeError(in_words(error))
+
+
+def _survives(error: Exception) -> bool:
     try:
         cloudpickle.loads(cloudpickle.dumps(error))
     except BaseException:
-        return RuntimeError(in_words(error))
-    return error
+        return False
+    return True
 
 
 def call(
@@ -321,3 +334,20 @@ class Hook:
         task = loop.create_task(call)
         future.add_done_callback(lambda _: task.cancel())
         return future
+
+
+def checked_size(value: Any) -> int:
+    """Return what a user's `size` returned, as an int. Whole numbers of other libraries count, too.
+
+    Raises:
+        ValueError: it is not a whole number.
+    """
+    kind = type(value)
+    try:
+        if kind is bool or "bool" in str(getattr(value, "dtype", "")):
+            raise TypeError
+        return operator.index(value)
+    except Exception:
+        shown = f" {quoted(value)}" if kind in (bool, float, str) else ""
+        said = f"size returned {kind.__name__}{shown}; it must return a whole number (int)"
+        raise ValueError(said) from None

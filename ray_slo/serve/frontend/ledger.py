@@ -44,13 +44,19 @@ _WAY_BACK = 0.25  # largest share of an SLO that is reserved for sending the ans
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A client's request for a model or a pipeline. Times in seconds of the frontend's clock."""
+    """A client's request for a model or a pipeline. Times in seconds of the frontend's clock.
+
+    Attributes:
+        takes_errors: whether an exception that is an item's result is a value for the client, as
+            over a handle.
+    """
 
     model: str
     arrival: float
     slo_s: float
     traceparent: str | None = None
     slo_class: str = ""
+    takes_errors: bool = False
 
     @property
     def deadline(self) -> float:
