@@ -46,11 +46,8 @@ _GRPC_CODES = {
     404: "NOT_FOUND",
     408: "DEADLINE_EXCEEDED",
     409: "ABORTED",
-    412: "FAILED_PRECONDITION",
     413: "RESOURCE_EXHAUSTED",
-    416: "OUT_OF_RANGE",
     429: "RESOURCE_EXHAUSTED",
-    499: "CANCELLED",
     501: "UNIMPLEMENTED",
     502: "UNAVAILABLE",
     503: "UNAVAILABLE",
@@ -152,6 +149,7 @@ class SLOError(RayServeException):
 
     def to_body(self) -> dict[str, Any]:
         """The answer's body: error, reason, message, and the other fields that are known."""
+        again_s = self.retry_after_s
         body: dict[str, Any] = {
             "error": type(original(self)).__name__,
             "reason": self.reason,
@@ -160,7 +158,7 @@ class SLOError(RayServeException):
             "task": self.task,
             "latency_slo_ms": _rounded(self.latency_slo_ms),
             "predicted_finish_ms": _rounded(self.predicted_finish_ms),
-            "retry_after_s": _rounded(self.retry_after_s),
+            "retry_after_s": _rounded(None if again_s is None else max(again_s, _LEAST_RETRY_S)),
         }
         return {k: v for k, v in body.items() if v is not None}
 
@@ -181,7 +179,7 @@ class RefusedEarly(SLOError, BackPressureError):
     @property
     def retry_after_s(self) -> float:
         if self._retry_after_s is not None:
-            return max(self._retry_after_s, _LEAST_RETRY_S)
+            return self._retry_after_s
         if self.predicted_finish_ms is None or self.latency_slo_ms is None:
             return 1.0
         return max((self.predicted_finish_ms - self.latency_slo_ms) / 1e3, _LEAST_RETRY_S)
@@ -363,6 +361,28 @@ def error_of(reason: str) -> type[SLOError]:
     return next(named, RefusedEarly)
 
 
+def predicted(
+    finish_ms: float, slo_ms: float, margin_ms: float, late_s: float
+) -> tuple[str, float | None]:
+    """Return what a refusal says about a predicted finish, and the time after which a new attempt
+    makes sense, in seconds.
+
+    Args:
+        finish_ms: predicted finish in milliseconds after arrival. NaN if there is none.
+        margin_ms: part of the SLO that is kept free.
+        late_s: how late the running batch is. What waits behind it is predicted as if it ended now.
+    """
+    said = f"SLO {slo_ms:.4g} ms"
+    if not math.isfinite(finish_ms):
+        return said, None
+    said += f", predicted finish {finish_ms:.0f} ms after arrival"
+    if finish_ms + margin_ms <= slo_ms:
+        said += ", and the policy keeps a margin"
+    elif margin_ms:
+        said += f", and {margin_ms:.3g} ms are kept as a margin"
+    return said, max(finish_ms + margin_ms - slo_ms, 0.0) / 1e3 + late_s
+
+
 def original(error: BaseException) -> BaseException:
     """Return the error itself. If it came from another process, return the one that was raised
     there. The user's own errors may have a `cause`, too, but only Ray's is an original."""
@@ -372,14 +392,10 @@ def original(error: BaseException) -> BaseException:
 
 
 def http_status(error: BaseException) -> int:
-    """Return the status of the answer for this error. An `HTTPException` of the user's code has its
-    own, if it is one that ends a request."""
-    if isinstance(error, SLOError):
-        return error.status_code
+    """Return the status of the answer for this error. An `HTTPException` has its own."""
     found = original(error)
-    if isinstance(found, HTTPException) and isinstance(found.status_code, int):
-        return int(found.status_code) if 200 <= found.status_code <= 599 else SLOError.http_status
-    return SLOError.http_status
+    status = found.status_code if isinstance(found, SLOError | HTTPException) else None
+    return int(status) if status in range(200, 600) else SLOError.http_status
 
 
 def grpc_code(error: BaseException) -> str:

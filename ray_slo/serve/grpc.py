@@ -167,7 +167,7 @@ def fail(context: Any, error: Exception, details: bool = True) -> None:
         said = json.dumps({k: body[k] for k in ("error", "reason", "message")})
     metadata = [(ERROR_METADATA, said)]
     if isinstance(error, SLOError) and error.retry_after_s is not None:
-        metadata.append((PUSHBACK_METADATA, str(round(error.retry_after_s * 1e3))))
+        metadata.append((PUSHBACK_METADATA, str(max(1, round(error.retry_after_s * 1e3)))))
     context.set_code(grpc.StatusCode[grpc_code(error)])
     context.set_details(message)
     context.set_trailing_metadata(metadata)

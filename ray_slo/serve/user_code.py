@@ -60,7 +60,8 @@ def sendable(error: Exception) -> Exception:
             return error
         error.args = error.status_code, error.detail, error.headers
         if not _survives(error):
-            error = HTTPException(error.status_code, error.detail, error.headers)
+            headers = dict(error.headers or {})
+            error = HTTPException(error.status_code, str(error.detail), headers)
     return error if _survives(error) else RuntimeError(in_words(error))
 
 
