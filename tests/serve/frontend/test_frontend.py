@@ -6,12 +6,11 @@ import time
 
 import pytest
 from fastapi import HTTPException
-from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
 from ray_slo.errors import BadInput, ConfigError
 from ray_slo.serve.protos import InferRequest
-from tests.serve.fakes import Silent, Steps
+from tests.serve.fakes import Silent, Steps, ask
 from tests.serve.loops import in_loop
 
 
@@ -28,22 +27,6 @@ class Model(Steps):
         if items[0][0] == "fail":
             raise KeyError("fail")
         return super().__call__(items)
-
-
-async def ask(front, method="POST", path="/", item=None, **headers):
-    async def receive():
-        return {"type": "http.request", "body": json.dumps(item).encode(), "more_body": False}
-
-    headers = {"content-type": "application/json", **headers}
-    scope = {
-        "type": "http",
-        "method": method,
-        "path": f"/app{path}",
-        "root_path": "/app",
-        "query_string": b"",
-        "headers": [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()],
-    }
-    return await front(Request(scope, receive))
 
 
 @in_loop
