@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
+from ray.exceptions import RayTaskError
 from ray.serve.exceptions import BackPressureError, RayServeException
+from starlette.exceptions import HTTPException
 
 from ray_slo.core.text import SHOWN, clipped, quoted
 
@@ -35,6 +37,23 @@ OF_CLIENTS = ("cancelled", "invalid")
 
 MAX_MESSAGE = 600  # characters of a message from other code than ours
 _MAX_OWN_MESSAGE = 4000  # characters; it may list the names of all models
+_LEAST_RETRY_S = 0.01  # a client that is told to wait for less asks again at once
+
+# Codes of `HTTPException`s of the user's code. The rest are INVALID_ARGUMENT, or INTERNAL from 500.
+_GRPC_CODES = {
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    408: "DEADLINE_EXCEEDED",
+    409: "ABORTED",
+    413: "RESOURCE_EXHAUSTED",
+    429: "RESOURCE_EXHAUSTED",
+    501: "UNIMPLEMENTED",
+    502: "UNAVAILABLE",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+}
+_OF_OUR_BODY = ("content-length", "transfer-encoding", "connection")
 
 
 __all__ = [
@@ -105,10 +124,13 @@ class SLOError(RayServeException):
         self.predicted_finish_ms = predicted_finish_ms
         self._retry_after_s = retry_after_s
 
-    def __str__(self) -> str:
-        return self._said()
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # Ray derives a class for an error of another process. Its `str` is a stack trace.
+        if issubclass(cls, RayTaskError):
+            cls.__str__ = SLOError.__str__  # type: ignore[method-assign]
 
-    def _said(self) -> str:
+    def __str__(self) -> str:
         return self.text if self.task is None else f"{self.text} (in task {self.task!r})"
 
     @property
@@ -128,17 +150,16 @@ class SLOError(RayServeException):
 
     def to_body(self) -> dict[str, Any]:
         """The answer's body: error, reason, message, and the other fields that are known."""
-        # Ray adds `cause` when an error comes from another process; it names the original class.
+        again_s = self.retry_after_s
         body: dict[str, Any] = {
-            "error": type(getattr(self, "cause", self)).__name__,
+            "error": type(original(self)).__name__,
             "reason": self.reason,
-            # Ray's wrapper has another `str`
-            "message": clipped(self._said(), _MAX_OWN_MESSAGE),
+            "message": clipped(str(self), _MAX_OWN_MESSAGE),
             "model": self.model,
             "task": self.task,
             "latency_slo_ms": _rounded(self.latency_slo_ms),
             "predicted_finish_ms": _rounded(self.predicted_finish_ms),
-            "retry_after_s": _rounded(self.retry_after_s),
+            "retry_after_s": _rounded(None if again_s is None else max(again_s, _LEAST_RETRY_S)),
         }
         return {k: v for k, v in body.items() if v is not None}
 
@@ -147,7 +168,8 @@ class RefusedEarly(SLOError, BackPressureError):
     """Refused now rather than answered late: it would miss, was shed, the queue was full, or no
     worker can run its model. HTTP 503 with `Retry-After`, gRPC RESOURCE_EXHAUSTED.
 
-    `retry_after_s` defaults to the predicted lateness, or 1 s where none was predicted.
+    `retry_after_s` defaults to the predicted lateness, or 1 s where none was predicted. It is never
+    0: a refusal never means "ask again at once".
     """
 
     outcome = "refused"
@@ -161,7 +183,7 @@ class RefusedEarly(SLOError, BackPressureError):
             return self._retry_after_s
         if self.predicted_finish_ms is None or self.latency_slo_ms is None:
             return 1.0
-        return max(self.predicted_finish_ms - self.latency_slo_ms, 0.0) / 1e3
+        return max((self.predicted_finish_ms - self.latency_slo_ms) / 1e3, _LEAST_RETRY_S)
 
 
 class WorkerLost(RefusedEarly):
@@ -324,6 +346,7 @@ class ErrorBody(BaseModel):
     latency_slo_ms: float | _None = None
     predicted_finish_ms: float | _None = None
     retry_after_s: float | _None = None
+    detail: Any = Field(None, description="What the application gave to its HTTPException.")
 
 
 @functools.cache
@@ -346,44 +369,139 @@ def error_of(reason: str) -> type[SLOError]:
     return next(named, RefusedEarly)
 
 
+def predicted(
+    finish_ms: float, slo_ms: float, margin_ms: float, late_s: float
+) -> tuple[str, float | None]:
+    """Return what a refusal says about a predicted finish, and the time after which a new attempt
+    makes sense, in seconds.
+
+    Args:
+        finish_ms: predicted finish in milliseconds after arrival. NaN if there is none.
+        margin_ms: part of the SLO that is kept free.
+        late_s: how late the running batch is. What waits behind it is predicted as if it ended now.
+    """
+    said = f"SLO {slo_ms:.4g} ms"
+    if not math.isfinite(finish_ms):
+        return said, None
+    said += f", predicted finish {finish_ms:.0f} ms after arrival"
+    if finish_ms + margin_ms <= slo_ms:
+        said += ", and the policy keeps a margin"
+    elif margin_ms:
+        said += f", and {margin_ms:.3g} ms are kept as a margin"
+    return said, max(finish_ms + margin_ms - slo_ms, 0.0) / 1e3 + late_s
+
+
+def original(error: BaseException) -> BaseException:
+    """Return the error itself. If it came from another process, return the one that was raised
+    there. The user's own errors may have a `cause`, too, but only Ray's is an original."""
+    while isinstance(error, RayTaskError) and isinstance(error.cause, BaseException):
+        error = error.cause
+    return error
+
+
+def http_status(error: BaseException) -> int:
+    """Return the status of the answer for this error. An `HTTPException` has its own."""
+    found = original(error)
+    status = found.status_code if isinstance(found, SLOError | HTTPException) else None
+    return int(status) if status in range(200, 600) else SLOError.http_status
+
+
+def grpc_code(error: BaseException) -> str:
+    """Return the name of the `grpc.StatusCode` for this error."""
+    if isinstance(error, SLOError):
+        return error.grpc_code
+    status = http_status(error)
+    return _GRPC_CODES.get(status, "INTERNAL" if status >= 500 else "INVALID_ARGUMENT")
+
+
 def outcome_of(error: BaseException) -> tuple[str, str]:
     """Outcome and reason of a request with this error, for metrics and traces."""
     if isinstance(error, asyncio.CancelledError):
         return "cancelled", "cancelled"
     if isinstance(error, errors_of_requests()):
         return error.outcome, error.reason
+    if isinstance(original(error), HTTPException):
+        status = http_status(error)
+        return SLOError.outcome if status >= 500 else BadInput.outcome, f"http_{status}"
     return SLOError.outcome, "user_error"
 
 
-def http_response(error: SLOError, status: int | None = None) -> Response:
-    """The JSON answer for `error`: its status, `to_body()`, and `Retry-After` in whole seconds."""
-    from starlette.responses import JSONResponse
+def http_response(error: Exception, status: int | None = None, *, details: bool = True) -> Response:
+    """Return the JSON answer for an error: its status, its body, and `Retry-After` in whole
+    seconds. An `HTTPException` of the user's code has its own headers.
 
+    Args:
+        details: see `error_body`.
+    """
+    from starlette.responses import JSONResponse, Response
+
+    status = status or http_status(error)
     headers = {}
-    if (retry := error.retry_after_s) is not None:
-        headers["retry-after"] = str(max(0, math.ceil(retry)))
-    return JSONResponse(error.to_body(), status_code=status or error.status_code, headers=headers)
+    if isinstance(error, SLOError):
+        if (retry := error.retry_after_s) is not None:
+            headers["retry-after"] = str(max(1, math.ceil(retry)))
+    elif isinstance(found := original(error), HTTPException):
+        headers = _own_headers(found)
+    if status in (204, 205, 304):  # such an answer has no body
+        return Response(status_code=status, headers=headers)
+    return JSONResponse(error_body(error, details), status_code=status, headers=headers)
+
+
+def _own_headers(error: HTTPException) -> dict[str, str]:
+    """Return the headers of an `HTTPException`, without those that would break the answer."""
+    found = {}
+    for name, value in dict(error.headers or {}).items():
+        name, text = str(name).lower(), str(value)
+        is_sent = f"{name}{text}".isprintable() and name.isascii() and "".join(name.split()) == name
+        if is_sent and ":" not in name and name not in _OF_OUR_BODY:
+            found[name] = text.encode("latin-1", "replace").decode("latin-1")
+    return found
 
 
 def error_body(error: Exception, details: bool = True) -> dict[str, Any]:
     """The body for any error: `to_body()`, or a similar one for an error of the user's code.
 
     Args:
-        details: whether the body has the message of an error of the user's code.
+        details: whether the body has the message of an error of the user's code. What the user
+            gave to an `HTTPException` is meant for the client.
     """
     if isinstance(error, SLOError):
         return error.to_body()
+    found = original(error)
+    if isinstance(found, HTTPException):
+        detail = _as_json(found.detail)
+        said = detail if isinstance(detail, str) else json.dumps(detail)
+        about = {"reason": outcome_of(error)[1], "message": clipped(said, MAX_MESSAGE)}
+        return {"error": type(found).__name__, **about, "detail": detail}
     if not details:
         said = "the model failed; the log of the application says why"
         return {"error": "InternalError", "reason": "failed", "message": said}
-    # The `str` of an error from another process is a stack trace with addresses and paths.
-    cause = getattr(error, "cause", error)
-    said = "; ".join([str(cause), *getattr(error, "__notes__", ())])
+    said = "; ".join([message_of(found), *map(str, getattr(error, "__notes__", ()))])
     return {
-        "error": type(cause).__name__,
+        "error": type(found).__name__,
         "reason": "failed",
         "message": clipped(said, MAX_MESSAGE),
     }
+
+
+def message_of(error: BaseException) -> str:
+    """Return the message of an error of the user's code. Where it is the stack trace of another
+    process, return only its last line: clients must not read addresses and paths."""
+    try:
+        said = str(original(error))
+    except BaseException:  # the class may be the user's
+        return "the message cannot be made"
+    if '\n  File "' in said or "Traceback (most recent call last)" in said:
+        said = said.rstrip().rpartition("\n")[2]
+    return said
+
+
+def _as_json(value: Any) -> Any:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return str(value)
+    return value
 
 
 def _rounded(value: float | None) -> float | None:

@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 from starlette.responses import Response
 
-from ray_slo.serve.errors import SLOError, error_body
+from ray_slo.serve.errors import SLOError, error_body, grpc_code
 from ray_slo.serve.frontend.answer import Answer, to_json
 from ray_slo.serve.protos import (
     SERVICE,
@@ -124,8 +124,11 @@ def add_inference_to_server(servicer: Any, server: Any) -> None:
 # -- in the frontend ---------------------------------------------------------------------------
 
 
-def reply_of(answer: Answer) -> Any:
+def reply_of(answer: Answer, text: bytes | None = None) -> Any:
     """Return the `InferReply` of an answer.
+
+    Args:
+        text: the result as JSON, if that was made already.
 
     Raises:
         TypeError: the result is not bytes, JSON, or an HTTP response held in memory.
@@ -142,7 +145,7 @@ def reply_of(answer: Answer) -> Any:
             )
         content = {"data": bytes(result.body), "content_type": result.media_type or ""}
     else:
-        content = {"json": to_json(result).decode()}
+        content = {"json": (to_json(result) if text is None else text).decode()}
     stages = [Stage(**asdict(stage)) for stage in answer.stages]
     about = {name: getattr(answer, name) for name in _OF_ANSWER}
     return InferReply(**content, **about, stages=stages)
@@ -163,11 +166,8 @@ def fail(context: Any, error: Exception, details: bool = True) -> None:
     if len(said) > _MAX_BODY:
         said = json.dumps({k: body[k] for k in ("error", "reason", "message")})
     metadata = [(ERROR_METADATA, said)]
-    code = "INTERNAL"
-    if isinstance(error, SLOError):
-        code = error.grpc_code
-        if error.retry_after_s is not None:
-            metadata.append((PUSHBACK_METADATA, str(round(error.retry_after_s * 1e3))))
-    context.set_code(grpc.StatusCode[code])
+    if isinstance(error, SLOError) and error.retry_after_s is not None:
+        metadata.append((PUSHBACK_METADATA, str(max(1, round(error.retry_after_s * 1e3)))))
+    context.set_code(grpc.StatusCode[grpc_code(error)])
     context.set_details(message)
     context.set_trailing_metadata(metadata)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import operator
 import threading
 import time
 from collections import deque
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple
 
 from ray import cloudpickle
 
+from ray_slo.core.text import quoted
 from ray_slo.models.checkpoint import Preempted
 from ray_slo.serve.suspects import Marks
 
@@ -88,10 +90,11 @@ def _made(cls: Any, args: tuple[Any, ...], state: dict[str, Any]) -> Exception:
 
 
 def _state(error: Exception) -> dict[str, Any]:
-    """Return the attributes of an error that can be sent."""
+    """Return the attributes of an error, and the text of those that cannot be sent."""
     found = {}
     for name, value in vars(error).items():
         with contextlib.suppress(BaseException):
+            found[name] = str(value)
             found[name] = cloudpickle.loads(cloudpickle.dumps(value))
     return found
 
@@ -346,3 +349,20 @@ class Hook:
         task = loop.create_task(call)
         future.add_done_callback(lambda _: task.cancel())
         return future
+
+
+def checked_size(value: Any) -> int:
+    """Return what a user's `size` returned, as an int. Whole numbers of other libraries count, too.
+
+    Raises:
+        ValueError: it is not a whole number.
+    """
+    kind = type(value)
+    try:
+        if kind is bool or "bool" in str(getattr(value, "dtype", "")):
+            raise TypeError
+        return operator.index(value)
+    except Exception:
+        shown = f" {quoted(value)}" if kind in (bool, float, str) else ""
+        said = f"size returned {kind.__name__}{shown}; it must return a whole number (int)"
+        raise ValueError(said) from None

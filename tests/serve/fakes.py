@@ -1,11 +1,14 @@
 """Fakes for frontends, schedulers and workers: policies, models, metrics and connections."""
 
 import asyncio
+import json
 import random
 import threading
 import time
 from collections import Counter
 from types import SimpleNamespace
+
+from starlette.requests import Request
 
 import ray_slo
 from ray_slo.core import (
@@ -194,3 +197,21 @@ def surroundings(name, **others):
     """A frontend's, without Ray."""
     known = {"metrics": Silent(), "states": lambda app, kinds: {}, "details": dict, **others}
     return Surroundings("app", name, "front", **known)
+
+
+async def ask(front, method="POST", path="/", item=None, **headers):
+    """What the frontend answers to this item over HTTP."""
+
+    async def receive():
+        return {"type": "http.request", "body": json.dumps(item).encode(), "more_body": False}
+
+    headers = {"content-type": "application/json", **headers}
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": f"/app{path}",
+        "root_path": "/app",
+        "query_string": b"",
+        "headers": [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()],
+    }
+    return await front(Request(scope, receive))

@@ -4,18 +4,32 @@ import asyncio
 import json
 import math
 import pickle
+import threading
+from types import MappingProxyType
 
+import fastapi
 import pytest
 from ray import cloudpickle
 from ray.exceptions import RayTaskError
 from ray.serve._private.grpc_util import get_grpc_response_status
 from ray.serve._private.http_util import get_http_response_status
 from ray.serve.exceptions import BackPressureError, RayServeException
+from starlette.exceptions import HTTPException
 
 from ray_slo import errors
 from ray_slo.core.decisions import DropReason
 from ray_slo.serve.app.openapi import document
-from ray_slo.serve.errors import ErrorBody, error_of, errors_of_requests, http_response, outcome_of
+from ray_slo.serve.errors import (
+    ErrorBody,
+    error_body,
+    error_of,
+    errors_of_requests,
+    grpc_code,
+    http_response,
+    outcome_of,
+    predicted,
+)
+from ray_slo.serve.user_code import sendable
 
 CONTEXT = {"model": "digits", "latency_slo_ms": 40.0, "predicted_finish_ms": 1540.0}
 ERRORS = [
@@ -113,7 +127,9 @@ def test_retry_after_is_the_predicted_lateness():
     assert errors.RefusedEarly("x", retry_after_s=0.2, **CONTEXT).retry_after_s == 0.2
     assert errors.RefusedEarly("x").retry_after_s == 1.0
     early = errors.RefusedEarly("x", latency_slo_ms=40, predicted_finish_ms=10)
-    assert early.retry_after_s == 0.0
+    assert early.retry_after_s > 0  # never "ask again at once"
+    assert http_response(early).headers["retry-after"] == "1"
+    assert errors.RefusedEarly("x", retry_after_s=0).to_body()["retry_after_s"] > 0
 
 
 def test_unknowns_are_left_out_of_the_body():
@@ -161,3 +177,118 @@ def test_what_a_policy_gives_up_has_an_error_and_words():
     ]
     assert all(reason.why and DropReason(reason.value) is reason for reason in DropReason)
     assert pickle.loads(pickle.dumps(DropReason.SHED)) is DropReason.SHED
+
+
+class Own(Exception):
+    """A user's error with attributes that look like ours, or like Ray's."""
+
+    def __init__(self, message, *, code):
+        super().__init__(message)
+        self.cause, self.code = None, code
+
+
+@pytest.mark.parametrize("cause", [None, "a text", ValueError("inner")])
+def test_an_attribute_named_cause_is_the_users(cause):
+    error = Own("the reason", code=3)
+    error.cause = cause
+    assert error_body(error) == {"error": "Own", "reason": "failed", "message": "the reason"}
+
+
+def test_only_rays_wrapper_is_taken_off():
+    wrapped = through_ray(ValueError("the reason"))
+    again = RayTaskError("g", "Traceback", wrapped, proctitle="x", pid=1, ip="127.0.0.1")
+    for error in (wrapped, again, again.as_instanceof_cause()):
+        said = {"error": "ValueError", "reason": "failed", "message": "the reason"}
+        assert error_body(error) == said
+
+
+def test_no_stack_trace_is_shown():
+    trace = (
+        'Traceback (most recent call last):\n  File "/home/me/app.py", line 3, in f\nKeyError: 1'
+    )
+    for text in (trace, f"RayTaskError(KeyError): \x1b[36mray::f()\x1b[39m\n{trace}\n"):
+        assert error_body(RuntimeError(text))["message"] == "KeyError: 1"
+
+
+def test_the_text_of_an_error_over_a_handle_is_the_message_alone():
+    for error in ERRORS:
+        assert str(through_ray(error)) == str(error)
+
+
+HTTP = [
+    (401, "UNAUTHENTICATED", "invalid"),
+    (403, "PERMISSION_DENIED", "invalid"),
+    (404, "NOT_FOUND", "invalid"),
+    (418, "INVALID_ARGUMENT", "invalid"),
+    (429, "RESOURCE_EXHAUSTED", "invalid"),
+    (500, "INTERNAL", "failed"),
+    (503, "UNAVAILABLE", "failed"),
+]
+
+
+@pytest.mark.parametrize("kind", [HTTPException, fastapi.HTTPException])
+@pytest.mark.parametrize("way", ["as it is", "ray"])
+@pytest.mark.parametrize(("status", "code", "outcome"), HTTP)
+def test_an_http_exception_has_its_own_status(kind, way, status, code, outcome):
+    error = sendable(kind(status_code=status, detail="no", headers={"X-Own": "1"}))
+    error = through_ray(error) if way == "ray" else error
+    assert grpc_code(error) == code
+    assert outcome_of(error) == (outcome, f"http_{status}")
+    for details in (True, False):
+        answer = http_response(error, details=details)
+        assert (answer.status_code, answer.headers["x-own"]) == (status, "1")
+        body = json.loads(answer.body)
+        about = {"error": "HTTPException", "reason": f"http_{status}"}
+        assert body == {**about, "message": "no", "detail": "no"}
+        ErrorBody.model_validate(body)
+
+
+class NotHere(HTTPException):
+    def __init__(self):
+        super().__init__(410)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        fastapi.HTTPException(status_code=401, detail={"why": [1]}, headers={"WWW-A": "B"}),
+        HTTPException(402, threading.Lock()),
+        HTTPException(403, headers=MappingProxyType({"a": "b"})),
+        NotHere(),
+    ],
+)
+def test_an_http_exception_reaches_another_process(error):
+    copy = cloudpickle.loads(cloudpickle.dumps(sendable(error)))
+    assert isinstance(copy, HTTPException)
+    sent, own = http_response(copy), http_response(error)
+    assert sent.status_code == own.status_code
+    for answer in (sent, own):
+        del answer.headers["content-length"]  # a text may contain an address
+    assert dict(sent.headers) == dict(own.headers)
+
+
+def test_an_http_exception_cannot_break_the_answer():
+    headers = {
+        **{"a b": "1", "x-evil": "1\r\nx-more: 2", "Content-Length": "3", "transfer-encoding": "c"},
+        **{"x-number": 5, "x-wide": "\N{SNOWMAN}", "x:y": "1"},
+    }
+    answer = http_response(HTTPException(400, {1, 2}, headers))
+    assert dict(answer.headers) == {
+        **{"x-number": "5", "x-wide": "?", "content-type": "application/json"},
+        "content-length": str(len(answer.body)),
+    }
+    assert json.loads(answer.body)["detail"] == "{1, 2}"
+    for wrong in (0, 99, 600, "401", None):
+        assert http_response(HTTPException(wrong, "no")).status_code == 500
+    assert http_response(HTTPException(204)).body == b""
+
+
+def test_the_margin_is_in_the_text_and_in_the_time_to_wait():
+    said, again_s = predicted(476.4, 500, 25, late_s=0.0)
+    assert (
+        said == "SLO 500 ms, predicted finish 476 ms after arrival, and 25 ms are kept as a margin"
+    )
+    assert again_s == pytest.approx(0.0014)
+    assert predicted(476.4, 500, 25, late_s=2.0)[1] == pytest.approx(2.0014)
+    assert predicted(math.nan, 500, 25, late_s=2.0) == ("SLO 500 ms", None)
+    assert predicted(100, 500, 25, late_s=0.0)[0].endswith("and the policy keeps a margin")

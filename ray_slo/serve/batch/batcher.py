@@ -47,7 +47,7 @@ from ray_slo.models.checkpoint import warn_of_checkpoints
 from ray_slo.policies.registry import make_policy
 from ray_slo.serve import user_code
 from ray_slo.serve.deadlines import deadline_for, without_request
-from ray_slo.serve.errors import Expired, SLOError, error_of
+from ray_slo.serve.errors import Expired, SLOError, error_of, predicted
 from ray_slo.serve.ray_private import context
 from ray_slo.serve.results import as_it_is, taken
 from ray_slo.serve.scheduler.host import PolicyHost
@@ -163,6 +163,7 @@ class Batcher:
         self._waiting: dict[int, Call] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._running = 0  # number of running batches
+        self._due: dict[int, float] = {}  # their predicted ends
         self._exploring = 0  # number of those that are larger than any batch measured before
         self._held: dict[Call, asyncio.TimerHandle] = {}
         self._slots: dict[str, asyncio.Lock] = {}
@@ -262,6 +263,7 @@ class Batcher:
         exploring = len(calls) > self.belief.measured_to
         task = self._loop.create_task(self._run(dispatch, calls, exploring))
         self._running += 1
+        self._due[dispatch.batch_id] = dispatch.finish_at
         self._exploring += exploring  # count it now: drops in the same decision depend on it
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -295,15 +297,16 @@ class Batcher:
     def _refusal(self, call: Call, drop: Drop) -> SLOError:
         slo_ms = 1e3 * call.latency_slo_s
         finish_ms = 1e3 * (drop.finish_at - call.request.arrival)
-        text = f"{self._name}: {drop.reason.value.replace('_', ' ')}, SLO {slo_ms:.0f} ms"
-        if math.isfinite(finish_ms):
-            text += f", predicted finish {finish_ms:.0f} ms after arrival"
+        now = time.monotonic()
+        late_s = max(now - max(self._due.values(), default=now), 0.0)
+        said, again_s = predicted(finish_ms, slo_ms, self._settings.margin * slo_ms, late_s)
         return error_of(drop.reason)(
-            text,
+            f"{self._name}: {drop.reason.value.replace('_', ' ')}, {said}",
             reason=drop.reason.value,
             model=self._name,
             latency_slo_ms=slo_ms,
             predicted_finish_ms=finish_ms,
+            retry_after_s=None if drop.reason is DropReason.EXPIRED else again_s,
         )
 
     def _fail(self, error: Exception) -> None:
@@ -356,6 +359,7 @@ class Batcher:
                 # Whatever happened, nobody waits for a batch that is over.
                 self._answer_all(calls, RuntimeError(f"{self._name}: the batch gave no answer"))
                 self._running -= 1
+                del self._due[dispatch.batch_id]
                 self._exploring -= exploring
                 self._ended_at = time.monotonic()
                 outcome = BatchOutcome(

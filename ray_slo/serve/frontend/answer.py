@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from enum import Enum
+from itertools import chain, islice
+from typing import Any, cast
+from uuid import UUID
 
 import numpy as np
+import orjson
+from starlette.responses import Response
 
 from ray_slo.core.trees import Tree
 from ray_slo.serve.config.spec import VariantRef
@@ -175,9 +182,27 @@ def joined_answer(
     )
 
 
+# A value with more parts than this is encoded in pieces. One takes about a millisecond.
+_PIECE = 2048
+_CHARACTERS = 128  # so many of a text count as one part
+_TURN_S = 0.001  # seconds for pieces, until the event loop does other work
+_DEPTH = 100  # deeper values are encoded in one piece
+_WRITTEN = 262_144  # bytes that are written at a time
+_ATOMS = frozenset({bool, int, float, type(None)})
+_QUICK = (
+    orjson.OPT_PASSTHROUGH_DATACLASS
+    | orjson.OPT_PASSTHROUGH_DATETIME
+    | orjson.OPT_PASSTHROUGH_SUBCLASS
+)
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, UUID):
+        return str(value)
     raise TypeError(
         f"a result of type {type(value).__name__} is not JSON; convert it in postprocess"
     )
@@ -200,3 +225,126 @@ def to_json(value: Any) -> bytes:
         text = json.dumps(value, default=_plain)  # raises if the result holds itself
         text = json.dumps(json.loads(text, parse_constant=lambda _: None))
     return text.encode()
+
+
+async def encoded(value: Any, lock: asyncio.Lock) -> bytes:
+    """Return a value as JSON. One call of an encoder holds Python's lock, in any thread. So a large
+    value is encoded in pieces, and the event loop does other work between them.
+
+    Args:
+        lock: one of the large values is encoded at a time.
+
+    Raises:
+        TypeError, ValueError: see `to_json`.
+    """
+    if _count(value) <= _PIECE:
+        return to_json(value)
+    async with lock:
+        pieces, began = [], time.monotonic()
+        for piece in _pieces(value):
+            pieces.append(piece)
+            if time.monotonic() - began > _TURN_S:
+                await asyncio.sleep(0)
+                began = time.monotonic()
+        return b"".join(pieces)
+
+
+def _count(value: Any) -> int:
+    """Return the number of parts of a value, or any larger number than `_PIECE`."""
+    count, todo = 0, [value]
+    while todo and count <= _PIECE:
+        one = todo.pop()
+        if isinstance(one, str):
+            count += 1 + len(one) // _CHARACTERS
+        elif isinstance(one, np.ndarray):
+            count += 1 + one.size
+        elif isinstance(one, list | tuple | dict):
+            count += 1 + len(one)
+            if count <= _PIECE:
+                parts = one.values() if isinstance(one, dict) else one
+                todo += [part for part in parts if type(part) not in _ATOMS]
+        else:
+            count += 1
+    return count
+
+
+def _pieces(value: Any, depth: int = 0) -> Iterator[bytes]:
+    """Yield the JSON of a value in pieces."""
+    if depth == _DEPTH or _count(value) <= _PIECE:
+        yield _quick(value)
+    elif isinstance(value, str):
+        yield b'"'
+        for first in range(0, len(value), size := _PIECE * _CHARACTERS):
+            yield _quick(value[first : first + size])[1:-1]
+        yield b'"'
+    else:
+        is_dict, comma = isinstance(value, dict), b""
+        yield b"{" if is_dict else b"["
+        for group in _groups(_parts(value)):
+            yield comma
+            comma = b","
+            if len(group) > 1 or _count(group[0]) <= _PIECE:
+                yield _quick(dict(group) if is_dict else group)[1:-1]
+                continue
+            (part,) = group
+            if is_dict:
+                key, part = part
+                yield _quick({key: 0})[1:-2].rstrip()
+            yield from _pieces(part, depth + 1)
+        yield b"}" if is_dict else b"]"
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    """Return the elements of a list or an array, or the items of a dictionary."""
+    if isinstance(value, dict):
+        return value.items()
+    if not isinstance(value, np.ndarray) or (size := math.prod(value.shape[1:])) > _PIECE:
+        return cast(Iterable[Any], value)
+    rows = _PIECE // size
+    firsts = range(0, len(value), rows)
+    return chain.from_iterable(value[first : first + rows].tolist() for first in firsts)
+
+
+def _groups(parts: Iterable[Any]) -> Iterator[list[Any]]:
+    """Yield elements in order: groups that are a piece, and alone those that are too large."""
+    rest = iter(parts)
+    while some := list(islice(rest, _PIECE)):
+        if _ATOMS.issuperset(map(type, some)):
+            yield some
+            continue
+        group: list[Any] = []
+        left = _PIECE
+        for part in some:
+            count = _count(part)
+            if group and count > left:
+                yield group
+                group, left = [], _PIECE
+            group.append(part)
+            left -= count
+        yield group
+
+
+def _quick(value: Any) -> bytes:
+    """Return a value as JSON. What `orjson` does not know, Python's encoder knows or refuses."""
+    try:
+        return orjson.dumps(value, option=_QUICK)
+    except TypeError:
+        return to_json(value)
+
+
+class InParts(Response):
+    """A large answer. It is written in parts, and only as fast as the client reads."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        start = {"type": "http.response.start", "status": self.status_code}
+        await send({**start, "headers": self.raw_headers})
+        for first in range(0, len(self.body), _WRITTEN):
+            part = bytes(self.body[first : first + _WRITTEN])
+            is_last = first + _WRITTEN >= len(self.body)
+            await send({"type": "http.response.body", "body": part, "more_body": not is_last})
+
+
+def in_parts(body: bytes, media_type: str) -> Response:
+    """Return the answer with this body. It is written in parts if it is large."""
+    kind = InParts if len(body) > _WRITTEN else Response
+    return kind(body, media_type=media_type)

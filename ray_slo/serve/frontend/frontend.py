@@ -23,8 +23,15 @@ from ray_slo.serve import grpc
 from ray_slo.serve.app.settings import Settings
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.deadlines import ATTEMPT_HEADER, CAPACITY_HEADER, CLASS_HEADER, WHOLE_HEADER
-from ray_slo.serve.errors import BadInput, ConfigError, SLOError, error_body, http_response
-from ray_slo.serve.frontend.answer import Answer, to_json
+from ray_slo.serve.errors import (
+    FAULTS,
+    BadInput,
+    ConfigError,
+    SLOError,
+    http_response,
+    outcome_of,
+)
+from ray_slo.serve.frontend.answer import Answer, encoded, in_parts
 from ray_slo.serve.frontend.hooks import Hooks
 from ray_slo.serve.frontend.http import headers_of
 from ray_slo.serve.frontend.intake import Intake
@@ -43,6 +50,7 @@ from ray_slo.serve.ray_private.ingress import answer_with
 from ray_slo.serve.ray_private.peers import asked_all
 from ray_slo.serve.scheduler.channel import ActorChannel, Channel, EmbeddedChannel
 from ray_slo.serve.scheduler.group_channel import GroupedChannel
+from ray_slo.serve.user_code import sendable
 from ray_slo.serve.watch.lately import Seen, together
 from ray_slo.serve.watch.page import StatusPage
 
@@ -67,6 +75,7 @@ class Frontend:
         self._names = around.app, around.deployment
         self._metrics = around.metrics
         self._tasks: set[asyncio.Task[None]] = set()
+        self._encoding = asyncio.Lock()
         app_key = f"{around.app}#{around.deployment}"
         self._hooks = Hooks(spec)
         self._channel, self._plan = self._links(app_key, around.client)
@@ -155,7 +164,14 @@ class Frontend:
         asked = self._intake.asked(name, arrival, latency_slo_ms, slo_class)
         await self._check_ready(asked)
         async with self._intake.admitted(asked):
-            answer = await self._service.answer(asked, item)
+            try:
+                answer = await self._service.answer(asked, item)
+            except SLOError:
+                raise
+            except Exception as error:  # its caller is in another process
+                if (sent := sendable(error)) is error:
+                    raise
+                raise sent from None
         return answer if response_metadata else answer.result
 
     async def answer_http(self, request: HttpRequest) -> Response:
@@ -171,11 +187,9 @@ class Frontend:
             ):
                 return page
             response = await self._responded(request, headers, arrival)
-        except SLOError as error:
-            response = http_response(error)
         except Exception as error:
-            logger.exception("request failed")
-            response = JSONResponse(error_body(error, self._spec.error_details), status_code=500)
+            _log(error)
+            response = http_response(error, details=self._spec.error_details)
         if WHOLE_HEADER in headers:  # the answer goes through the door in Serve's proxy
             response.headers[CAPACITY_HEADER] = self._intake.capacity_said(
                 _path(request), headers.get(CLASS_HEADER)
@@ -208,7 +222,7 @@ class Frontend:
         body = await intake.body(request, kind, asked)
         async with intake.admitted(asked, kind):
             item = await intake.item(kind, body, name)
-            return _response(await self._service.answer(asked, item))
+            return await self._response(await self._service.answer(asked, item))
 
     async def Infer(self, request: Any, grpc_context: Any) -> Any:  # noqa: N802
         """Answer a gRPC call (`protos/inference.proto`). Errors are set in `grpc_context`."""
@@ -223,10 +237,9 @@ class Frontend:
             async with intake.admitted(asked):
                 item = await intake.item(kind, body, name)
                 answer = await self._service.answer(asked, item)
-            return grpc.reply_of(answer)
+            return await self._reply(answer)
         except Exception as error:
-            if not isinstance(error, SLOError):
-                logger.exception("request failed")
+            _log(error)
             grpc.fail(grpc_context, error, self._spec.error_details)
             return InferReply()
         finally:
@@ -238,6 +251,31 @@ class Frontend:
                 # Serve adds it to its own list, so it must be a list.
                 told = [*grpc_context.trailing_metadata(), capacity]
                 grpc_context.set_trailing_metadata(told)
+
+    async def _response(self, answer: Answer) -> Response:
+        """Return an answer as an HTTP response.
+
+        Raises:
+            TypeError, ValueError: the result is not JSON.
+        """
+        result = answer.result
+        if isinstance(result, Response):
+            result.headers.update(answer.headers())
+            return result
+        if isinstance(result, bytes):
+            response = in_parts(result, "application/octet-stream")
+        else:
+            response = in_parts(await encoded(result, self._encoding), "application/json")
+        # Starlette's own way with `headers` looks for names that cannot be among ours.
+        added = answer.headers().items()
+        response.raw_headers += [(k.encode(), v.encode("latin-1")) for k, v in added]
+        return response
+
+    async def _reply(self, answer: Answer) -> Any:
+        """Return an answer as a gRPC reply. The errors are those of `_response`."""
+        is_sent_as_it_is = isinstance(answer.result, bytes | Response)
+        text = None if is_sent_as_it_is else await encoded(answer.result, self._encoding)
+        return grpc.reply_of(answer, text)
 
     async def Describe(self, request: Any) -> Any:  # noqa: N802
         """Return the description that GET returns over HTTP."""
@@ -407,26 +445,13 @@ def _only(items: Sequence[Any], others: Mapping[str, Any]) -> Any:
     return items[0]
 
 
+def _log(error: Exception) -> None:
+    """Log an error of the user's code. What it says to clients is no failure."""
+    if not isinstance(error, SLOError) and outcome_of(error)[0] in FAULTS:
+        logger.error("request failed", exc_info=error)
+
+
 def _path(request: HttpRequest) -> str:
     path: str = request.scope.get("path", "")
     root: str = request.scope.get("root_path", "")
     return path.removeprefix(root).strip("/")
-
-
-def _response(answer: Answer) -> Response:
-    """Return an answer as an HTTP response.
-
-    Raises:
-        TypeError, ValueError: the result is not JSON.
-    """
-    result = answer.result
-    if isinstance(result, Response):
-        result.headers.update(answer.headers())
-        return result
-    if isinstance(result, bytes):
-        response = Response(result, media_type="application/octet-stream")
-    else:
-        response = Response(to_json(result), media_type="application/json")
-    # Starlette's own way with `headers` looks for names that cannot be among ours.
-    response.raw_headers += [(k.encode(), v.encode("latin-1")) for k, v in answer.headers().items()]
-    return response

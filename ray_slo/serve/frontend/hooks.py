@@ -7,16 +7,26 @@ import time
 from collections.abc import Awaitable
 from typing import Any
 
-from ray_slo.core.text import clipped
+from ray.exceptions import RayError
+from starlette.exceptions import HTTPException
+
+from ray_slo.core.text import SHOWN, clipped
+from ray_slo.models.memory import is_out_of_memory
 from ray_slo.serve.config.spec import AppSpec
-from ray_slo.serve.errors import MAX_MESSAGE, BadInput, Expired, SLOError
+from ray_slo.serve.errors import MAX_MESSAGE, BadInput, Expired, SLOError, message_of, original
 from ray_slo.serve.frontend.ledger import GRACE_S, Asked
 from ray_slo.serve.suspects import Marks
-from ray_slo.serve.user_code import Hook, HookThreads
+from ray_slo.serve.user_code import Hook, HookThreads, checked_size
 
 _THREADS = 32
 _LEAVING_S = 0.1  # seconds for a cancelled hook to end
-_REFUSALS = (ValueError, TypeError, LookupError, ArithmeticError)  # exceptions that refuse an item
+# Exceptions about the state of the program, not about an item. Python, torch and CUDA raise
+# `RuntimeError` for theirs, and `as_exception` for a hook that exits.
+_OWN = (RuntimeError, ImportError, NameError, SystemError, ConnectionError, TimeoutError, RayError)
+# What libraries call their errors when another service fails. Many have no common class.
+_OF_SERVICES = ("Connect", "Timeout", "Transport", "RequestException", "URLError", "RpcError")
+_SENTENCES = (ValueError, TypeError, AttributeError)  # their messages say enough without the type
+_JSON = (bool, int, float, str, bytes, list, dict)
 
 
 class Hooks:
@@ -55,7 +65,7 @@ class Hooks:
         """Return the result of `preprocess` for an item.
 
         Args:
-            is_own: whether this is the client's item. Then a refusal by `preprocess` is the
+            is_own: whether this is the client's item. Then an error that `_is_items` is the
                 client's mistake.
 
         Raises:
@@ -67,13 +77,10 @@ class Hooks:
             return item
         try:
             return await self.in_time(asked, self.preprocess[model](item))
-        except SLOError:
-            raise
-        except _REFUSALS as error:
-            if not is_own:
+        except Exception as error:
+            if not is_own or not _is_items(error, item):
                 raise
-            said = f"preprocess refused the item: {clipped(str(error), MAX_MESSAGE)}"
-            raise BadInput(said, field="item", model=model) from error
+            raise self._refused("preprocess refused the item", error, model) from error
 
     async def size(self, model: str, asked: Asked, item: Any, *, is_own: bool) -> int:
         """Return the size of a preprocessed item. It is 1 if items have no sizes.
@@ -86,17 +93,16 @@ class Hooks:
             BadInput: the client's item has no size, or is too large for any batch.
             ValueError: the same for an item that a task made.
             Expired: `size` took too long.
-            Exception: for an item that a task made, another error that `size` raised.
+            Exception: another error that `size` raised.
         """
         if model not in self.sizes:
             return 1
         try:
-            size = int(await self.in_time(asked, self.sizes[model](item)))
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
-            if not is_own:
+            size = checked_size(await self.in_time(asked, self.sizes[model](item)))
+        except Exception as error:
+            if not is_own or not _is_items(error, item):
                 raise
-            said = f"the item has no size: {clipped(str(error), MAX_MESSAGE)}"
-            raise BadInput(said, field="item", model=model) from error
+            raise self._refused("the item has no size", error, model) from error
         limit = self._spec.models[model].max_batch_size
         if not 1 <= size <= limit:
             said = f"the item's size is {size}; 1 to {limit} can be served (max_batch_size)"
@@ -104,6 +110,22 @@ class Hooks:
                 raise ValueError(said)
             raise BadInput(said, field="item", model=model)
         return size
+
+    def _refused(self, why: str, error: Exception, model: str) -> BadInput:
+        """Return the refusal of a client's item."""
+        error, field = original(error), "item"
+        if found := _fields(error):
+            field = clipped(found[0][0], SHOWN) or field
+            said = "; ".join(f"{name}: {text}" if name else text for name, text in found)
+        elif isinstance(error, ValueError) or self._spec.error_details:
+            name, said = type(error).__name__, message_of(error)
+            if not said:
+                said = name
+            elif type(error) not in _SENTENCES:
+                said = f"{name}: {said}"
+        else:  # a message that was not written for clients
+            said = type(error).__name__
+        return BadInput(f"{why}: {clipped(said, MAX_MESSAGE)}", field=field, model=model)
 
     async def postprocessed(self, model: str, asked: Asked, value: Any) -> Any:
         """Return the result of `postprocess`.
@@ -140,6 +162,30 @@ class Hooks:
                 running.cancel()
                 await asyncio.wait([running], timeout=_LEAVING_S)
         raise _expired(asked, grace_s)
+
+
+def _is_items(error: Exception, item: Any) -> bool:
+    """Return whether an error of a hook says that the client's item is wrong, and not that the
+    server fails. `BadInput` and `HTTPException` say it themselves."""
+    error = original(error)
+    if isinstance(error, (SLOError, HTTPException, *_OWN)) or is_out_of_memory(error):
+        return False
+    if isinstance(error, OSError) and error.errno is not None:  # of the system: a disk, a socket
+        return False
+    if isinstance(error, AttributeError):  # of the item, or of the server's own objects
+        return error.obj is item or isinstance(error.obj, _JSON)
+    names = [cls.__name__ for cls in type(error).__mro__]
+    return not any(word in name for name in names for word in _OF_SERVICES)
+
+
+def _fields(error: Exception) -> list[tuple[str, str]]:
+    """Return the fields that a `ValidationError` of pydantic names, with what is wrong there. The
+    wrong values are not shown."""
+    try:
+        found = error.errors()  # type: ignore[attr-defined]
+        return [(".".join(map(str, one["loc"])), str(one["msg"])) for one in found]
+    except Exception:
+        return []
 
 
 def _expire(running: asyncio.Future[Any], asked: Asked, grace_s: float) -> None:

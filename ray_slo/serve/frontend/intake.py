@@ -134,9 +134,8 @@ class Intake:
         """
         with self._noting_bad_input(model):
             slo_class, slo_s = self._of_class(model, slo_class)
-            return Asked(
-                model, arrival, self._slo_s(model, latency_slo_ms, slo_s), slo_class=slo_class
-            )
+            slo_s = self._slo_s(model, latency_slo_ms, slo_s)
+            return Asked(model, arrival, slo_s, slo_class=slo_class, takes_errors=True)
 
     def asked_http(
         self, request: HttpRequest, headers: Mapping[str, str], model: str, arrival: float

@@ -21,7 +21,7 @@ from ray_slo.core.quantile import FEW_SAMPLES, Quantile
 from ray_slo.core.requests import Upstream
 from ray_slo.core.trees import stream_of
 from ray_slo.serve.config.spec import AppSpec, VariantRef
-from ray_slo.serve.errors import BadInput, Expired, RefusedEarly, WorkerLost
+from ray_slo.serve.errors import BadInput, Expired, RefusedEarly, WorkerLost, predicted
 from ray_slo.serve.frontend.tree import Visit
 from ray_slo.serve.messages import Grant, Message, PieceResult, Refusal, Stop, Submit
 from ray_slo.serve.watch.tracing import NOT_TRACED, RequestTrace, name_of
@@ -51,6 +51,7 @@ class Asked:
     slo_s: float
     traceparent: str | None = None
     slo_class: str = ""
+    takes_errors: bool = False  # as values, where a batch method returns them as results
 
     @property
     def deadline(self) -> float:
@@ -199,6 +200,7 @@ class Ledger:
         self._spawn = spawn
         self._shortfall, self._start_s = shortfall, start_s
         self._entries: dict[int, Entry] = {}
+        self._due: dict[str, tuple[str, float]] = {}  # by batch on a worker: model, predicted end
         self._overhead = Quantile(0.95, prior=FEW_SAMPLES)
 
     def __len__(self) -> int:
@@ -275,10 +277,7 @@ class Ledger:
         """Submit a request for the first time or again. Its budget is the remaining time minus the
         time to send the answer back."""
         asked, now = entry.asked, self._clock()
-        # It is at most a share of the SLO. Otherwise all requests could be refused, and a shorter
-        # time would never be measured.
-        way_back_s = min(0.5 * self.overhead_s, _WAY_BACK * asked.slo_s)
-        margin_s = self._spec.response_margin_ms / 1e3 + way_back_s
+        margin_s = self._margin_s(asked)
         budget_s = asked.deadline - margin_s - now
         if budget_s <= 0:
             gone_s = now - asked.arrival
@@ -297,6 +296,12 @@ class Ledger:
                 *(entry.upstream, waiting, entry.task),
             )
         )
+
+    def _margin_s(self, asked: Asked) -> float:
+        """Return the time that is kept to send the answer back. It is at most a share of the SLO.
+        Otherwise all requests could be refused, and a shorter time would never be measured."""
+        way_back_s = min(0.5 * self.overhead_s, _WAY_BACK * asked.slo_s)
+        return self._spec.response_margin_ms / 1e3 + way_back_s
 
     def _give_up(self, entry: Entry) -> None:
         self._scheduler.cancel(entry.id)
@@ -331,7 +336,15 @@ class Ledger:
             if shortfall := self._shortfall():
                 why += f"; the plan falls short: {shortfall}"
             finish_ms = (now + refusal.finish_in_s - entry.asked.arrival) * 1e3
-            again_s = self._start_s() if refusal.reason == DropReason.NO_WORKER else None
+            running = self._due.values()
+            due = [at for m, at in running if m == entry.model] or [at for _, at in running]
+            late_s = max(now - max(due, default=now), 0.0)
+            slo_ms, margin_ms = entry.asked.slo_s * 1e3, self._margin_s(entry.asked) * 1e3
+            said, again_s = predicted(finish_ms, slo_ms, margin_ms, late_s)
+            if refusal.reason == DropReason.WOULD_MISS:
+                why += f"; {said}"
+            elif refusal.reason == DropReason.NO_WORKER:
+                again_s = self._start_s()
             _refuse(entry, why, refusal.reason, finish_ms, again_s)
 
     # -- to a worker -----------------------------------------------------------------------
@@ -370,6 +383,7 @@ class Ledger:
         for entry in share:
             entry.grant, entry.sent_at = grant, sent_at
             entry.trace.granted(grant, self._policies.get(grant.kind, ""))
+        self._due[grant.batch_id] = grant.model, sent_at + grant.finish_in_s
         try:
             result = await self._workers.execute(grant, share)
         except WorkerLost as error:
@@ -381,6 +395,8 @@ class Ledger:
         except Exception as error:
             any_refused = self._refuse_unpicklable(share)
             return Outcome.UNPICKLABLE if any_refused else Outcome.FAILED, error
+        finally:
+            del self._due[grant.batch_id]
         took_s = self._clock() - sent_at
         report = result.report
         if report is None:
@@ -471,13 +487,7 @@ def _fail(entry: Entry, error: BaseException) -> None:
 def _refuse(
     entry: Entry, why: str, reason: str | None, finish_ms: float, again_s: float | None = None
 ) -> None:
-    """Refuse a request.
-
-    Args:
-        finish_ms: predicted finish, in milliseconds after its arrival.
-        again_s: time after which the client may try again, in seconds. None: it follows from
-            `finish_ms`.
-    """
+    """Refuse a request that is predicted to finish so many milliseconds after its arrival."""
     error = RefusedEarly(
         why + entry.stopped,
         reason="preempted" if entry.preemptions else reason,

@@ -18,6 +18,7 @@ from ray_slo.serve.frontend.hooks import Hooks
 from ray_slo.serve.frontend.ledger import GRACE_S, Asked, Entry, Ledger
 from ray_slo.serve.frontend.surroundings import Demand
 from ray_slo.serve.frontend.tree import Outputs, TreeRunner, Visit, say_task
+from ray_slo.serve.user_code import as_exception
 from ray_slo.serve.watch import tracing
 from ray_slo.serve.watch.metrics import FrontendMetrics
 from ray_slo.serve.watch.tracing import RequestTrace
@@ -140,11 +141,20 @@ class Service:
         item = await hooks.preprocessed(model, asked, item, is_own=True)
         entry = Entry(next(self._ids), model, asked, item, asked.arrival, trace=trace)
         await self._measure(entry)
-        value, visit = await self._ledger.serve(entry)
+        value, visit = await self._serve(entry)
         if isinstance(value, Outputs) and model in self._shared:
             value = value.result  # items for child tasks have no use without a pipeline
         value = await hooks.postprocessed(model, asked, value)
         return self._describe(entry, visit, value, time.monotonic() - asked.arrival)
+
+    async def _serve(self, entry: Entry) -> tuple[Any, Visit]:
+        """Serve a request. An exception that is its result is raised, if the client cannot get it
+        as a value."""
+        value, visit = await self._ledger.serve(entry)
+        result = value.result if isinstance(value, Outputs) else value
+        if isinstance(result, BaseException) and not entry.asked.takes_errors:
+            raise as_exception(result)
+        return value, visit
 
     async def _measure(self, entry: Entry) -> None:
         """Get the size of an item, and count it."""
@@ -190,7 +200,7 @@ class Service:
             entry = Entry(next(self._ids), task.model, asked, item, entered, upstream, trace)
             entry.task = task.name
             await self._measure(entry)
-            value, visit = await self._ledger.serve(entry)
+            value, visit = await self._serve(entry)
         except BaseException as error:
             self._unanswered(task.name, trace, error)
             if isinstance(error, SLOError):

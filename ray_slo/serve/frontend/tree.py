@@ -9,6 +9,7 @@ first error is the answer.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -192,7 +193,8 @@ def say_task(error: Exception, task: str) -> None:
     note = f"in task {task!r}"
     notes = getattr(error, "__notes__", [])
     if note not in notes:  # `add_note` is new in Python 3.11
-        error.__notes__ = [*notes, note]  # type: ignore[attr-defined]
+        with contextlib.suppress(Exception):  # a frozen class: its own message matters more
+            error.__notes__ = [*notes, note]  # type: ignore[attr-defined]
 
 
 def _wrong(task: str, children: Sequence[str], got: str) -> Exception:

@@ -649,6 +649,29 @@ class TestLearning:
         assert f", predicted finish {finish_ms:.0f} ms after arrival" in str(answers[-1])
         assert answers[-1].retry_after_s > 0
 
+    def test_while_a_batch_is_late_callers_are_told_to_wait_as_long(self):
+        @ray_slo.batch(latency_slo_ms=200, margin_ms=20)
+        async def predict(items):
+            await asyncio.sleep(3 if "slow" in items else 0.05)
+            return items
+
+        async def main():
+            for _ in range(20):
+                await predict("quick")
+            slow = asyncio.ensure_future(predict("slow"))
+            found = []
+            for _ in range(4):
+                await asyncio.sleep(0.5)
+                with pytest.raises(RefusedEarly) as refused:
+                    await predict("behind it")
+                found.append(refused.value)
+            await slow
+            return found
+
+        for number, refused in enumerate(clock.run(main())):
+            assert refused.retry_after_s > 0.4 * (number + 1)
+            assert "after arrival, and 20 ms are kept as a margin" in str(refused)
+
     def test_and_tried_again_after_a_while(self, monkeypatch):
         monkeypatch.setattr("ray_slo.serve.batch.batcher._DOUBT_AFTER_S", 0.3)
         slow = [True]

@@ -5,13 +5,13 @@ import json
 import time
 
 import pytest
-from starlette.requests import Request
+from fastapi import HTTPException
 from starlette.responses import PlainTextResponse
 
 from ray_slo.errors import BadInput, ConfigError
 from ray_slo.serve.frontend.surroundings import check_method
 from ray_slo.serve.protos import InferRequest
-from tests.serve.fakes import Silent, Steps
+from tests.serve.fakes import Silent, Steps, ask
 from tests.serve.loops import in_loop
 
 
@@ -28,22 +28,6 @@ class Model(Steps):
         if items[0][0] == "fail":
             raise KeyError("fail")
         return super().__call__(items)
-
-
-async def ask(front, method="POST", path="/", item=None, **headers):
-    async def receive():
-        return {"type": "http.request", "body": json.dumps(item).encode(), "more_body": False}
-
-    headers = {"content-type": "application/json", **headers}
-    scope = {
-        "type": "http",
-        "method": method,
-        "path": f"/app{path}",
-        "root_path": "/app",
-        "query_string": b"",
-        "headers": [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()],
-    }
-    return await front(Request(scope, receive))
 
 
 @in_loop
@@ -195,3 +179,128 @@ async def test_what_finds_no_room_is_counted_as_bad(app):
     assert told == [("arrived", "m", 1), ("arrived", "m", 1), ("bad", "m", 1)]
     refused = [seen for seen in metrics.seen if seen[0] == "unanswered"]
     assert refused == [("unanswered", "m", "refused", "queue_full")]
+
+
+REASONS = {
+    "http 401": HTTPException(status_code=401, detail="who are you?", headers={"X-Own": "1"}),
+    "http 503": HTTPException(status_code=503, detail={"why": "away"}),
+    "bad input": BadInput("too dark", field="picture"),
+    "value": ValueError("broken"),
+}
+ANSWERS = {"http 401": 401, "http 503": 503, "bad input": 422, "value": 500}
+OUTCOMES = {
+    "http 401": ("invalid", "http_401"),
+    "http 503": ("failed", "http_503"),
+    "bad input": ("invalid", "bad_input"),
+    "value": ("failed", "user_error"),
+}
+
+
+class Raises:
+    """An item is (where, what): its error is raised there, or is its result."""
+
+    @staticmethod
+    def preprocess(item):
+        raise_at("preprocess", item)
+        return item
+
+    @staticmethod
+    def size(item):
+        raise_at("size", item)
+        return 1
+
+    @staticmethod
+    def postprocess(item):
+        if not isinstance(item, Exception):
+            raise_at("postprocess", item)
+        return item
+
+    def __call__(self, items):
+        raise_at("batch", items[0])
+        return [REASONS[what] if where == "result" else (where, what) for where, what in items]
+
+
+def raise_at(place, item):
+    where, what = item
+    if where == place:
+        raise REASONS[what]
+
+
+@in_loop
+@pytest.mark.parametrize("what", REASONS)
+@pytest.mark.parametrize("where", ["preprocess", "size", "batch", "result", "postprocess"])
+async def test_an_error_has_its_own_status_wherever_it_comes_from(app, where, what):
+    metrics = Silent()
+    async with app(Raises, policy="eager", around={"metrics": metrics}) as (front, _):
+        answer = await ask(front, item=[where, what])
+        status, outcome = ANSWERS[what], OUTCOMES[what]
+        if what == "value" and where in ("preprocess", "size"):
+            status, outcome = 422, ("invalid", "bad_input")
+        assert answer.status_code == status
+        body = json.loads(answer.body)
+        if what.startswith("http"):
+            assert body["detail"] == REASONS[what].detail
+            assert answer.headers.get("x-own") == (REASONS[what].headers or {}).get("X-Own")
+        elif status != 422 or what == "bad input":
+            assert (body["message"], body.get("field")) == (
+                (str(REASONS[what]), None) if what == "value" else ("too dark", "picture")
+            )
+        context = Context()
+        await front.Infer(InferRequest(json=json.dumps([where, what])), context)
+        codes = {401: "UNAUTHENTICATED", 503: "UNAVAILABLE", 422: "INVALID_ARGUMENT"}
+        assert context.code == codes.get(status, "INTERNAL")
+        told = [seen[2:] for seen in metrics.seen if seen[0] == "unanswered"]
+        assert told == 2 * [outcome]
+        assert not any(seen[0] == "answered" for seen in metrics.seen)
+        if where == "result":  # over a handle it is a value, as in Serve
+            assert await front(["result", what]) is REASONS[what]
+        elif status != 422:
+            with pytest.raises(type(REASONS[what])) as raised:
+                await front([where, what])
+            assert raised.value is REASONS[what]
+
+
+class Keyword(Exception):
+    def __init__(self, *, code):
+        super().__init__(f"code {code}")
+
+
+class Breaks(Model):
+    @staticmethod
+    def preprocess(item):
+        raise RuntimeError("state") if item[0] == "state" else Keyword(code=3)
+
+
+@in_loop
+async def test_an_error_that_cannot_be_rebuilt_keeps_its_words(app):
+    async with app(Breaks, policy="eager") as (front, _):
+        with pytest.raises(BadInput, match="preprocess refused the item: Keyword: code 3"):
+            await front(["a", 1])
+
+
+class Large(Steps):
+    def __call__(self, items):
+        return [[0.5] * steps for _, steps in items]
+
+
+@in_loop
+async def test_a_large_answer_is_written_in_parts(app):
+    async with app(Large, policy="eager") as (front, _):
+        answer, small = await asyncio.gather(
+            ask(front, item=["a", 200_000]), ask(front, item=["b", 2])
+        )
+        assert json.loads(small.body) == [0.5, 0.5]
+        sent = []
+
+        async def send(message):
+            sent.append(message)
+
+        await answer({"type": "http"}, None, send)
+        start, *parts = sent
+        body = b"".join(part["body"] for part in parts)
+        assert json.loads(body) == [0.5] * 200_000
+        assert (b"content-length", b"%d" % len(body)) in start["headers"]
+        assert len(parts) > 2
+        assert [part["more_body"] for part in parts] == [True] * (len(parts) - 1) + [False]
+        reply = await front.Infer(InferRequest(json='["a", 200000]'), Context())
+        assert json.loads(reply.json) == [0.5] * 200_000

@@ -237,6 +237,35 @@ async def test_where_no_worker_is_up_clients_are_told_how_long_one_takes_to_star
 
 
 @in_loop
+async def test_a_refusal_does_not_contradict_itself():
+    world = World()
+    tasks = await world.asks(1, 2)
+    world.ledger.heard([Refusal((1,), "would_miss", 4.995)])  # of 5 s, 10 ms are kept
+    refused = await error_of(tasks[0], RefusedEarly)
+    says = "SLO 5000 ms, predicted finish 4995 ms after arrival, and 10 ms are kept as a margin"
+    assert str(refused).endswith(says)
+    assert refused.retry_after_s == pytest.approx(0.005)
+    world.ledger.heard([Refusal((2,), "shed", 0.1)])
+    assert (await error_of(tasks[1], RefusedEarly)).to_body()["retry_after_s"] > 0
+
+
+@in_loop
+async def test_while_a_batch_is_late_clients_are_told_to_wait_as_long():
+    world = World()
+    world.workers.exec_s = 4.0
+    tasks = await world.asks(1, 2)
+    world.grant(1)
+    await asyncio.sleep(3.0)
+    world.ledger.heard([Refusal((2,), "would_miss", 0.1)])
+    again_s = (await error_of(tasks[1], RefusedEarly)).retry_after_s
+    assert again_s == pytest.approx(3.0 - EXEC_S, abs=0.05)
+    await tasks[0]
+    (last,) = await world.asks(3)
+    world.ledger.heard([Refusal((3,), "would_miss", 0.1)])  # nothing runs any more
+    assert 0 < (await error_of(last, RefusedEarly)).to_body()["retry_after_s"] < 0.1
+
+
+@in_loop
 async def test_of_a_lost_worker_requests_are_sent_again_with_what_is_left():
     world = World(lost, retries=1)
     tasks = await world.asks(1, 2)

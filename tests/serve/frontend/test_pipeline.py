@@ -7,7 +7,9 @@ import json
 import random
 
 import pytest
+from fastapi import HTTPException
 
+from ray_slo import Outputs
 from ray_slo.errors import (
     BadInput,
     BatchResultError,
@@ -17,7 +19,8 @@ from ray_slo.errors import (
     WorkerLost,
 )
 from ray_slo.policies.timeout import Eager
-from tests.serve.fakes import Silent
+from ray_slo.serve.config.resolve import parse_spec
+from tests.serve.fakes import Silent, ask
 from tests.serve.loops import in_loop, until
 from tests.serve.pipelines import STEP_S, Spell, spec
 
@@ -229,3 +232,48 @@ async def test_whatever_happens_everybody_hears_once_and_nothing_is_left(running
         assert "p" in answered
         handle.dying.clear()
         assert await front("so it goes") == {"f": ["so", "it", "goes"]}
+
+
+class Judge:
+    """The root: "join", "leaf" and "list" say where an error comes from."""
+
+    @staticmethod
+    def join(word, outputs):
+        if word == "join":
+            raise HTTPException(status_code=403, detail="not yours")
+        return [str(one) for one in outputs["leaf"]]
+
+    def __call__(self, words):
+        return [
+            HTTPException(status_code=404, detail="none")
+            if word == "result"
+            else Outputs(word, {"leaf": [word]})
+            for word in words
+        ]
+
+
+class Leaf:
+    def __call__(self, words):
+        return [HTTPException(status_code=410) if word == "leaf" else word for word in words]
+
+
+@in_loop
+@pytest.mark.parametrize(
+    ("word", "status", "detail"),
+    [("join", 403, "not yours"), ("leaf", 410, "Gone"), ("result", 404, "none"), ("a", 200, None)],
+)
+async def test_an_http_exception_of_a_task_has_its_own_status(running, word, status, detail):
+    tasks = {"root": {"callable": Judge}, "leaf": {"callable": Leaf, "parent": "root"}}
+    pipeline = {"tasks": tasks, "latency_slo_ms": 5000}
+    made = parse_spec({"pipeline": pipeline, "policy": "eager", "planner": None, "name": "p"})
+    async with running(made) as (front, handle):
+        answer = await ask(front, item=word)
+        assert answer.status_code == status
+        unanswered, _ = outcomes(handle)
+        if status == 200:
+            assert (json.loads(answer.body), unanswered) == (["a"], [])
+            return
+        assert json.loads(answer.body)["detail"] == detail
+        assert {said[1:] for said in unanswered} == {("invalid", f"http_{status}")}
+        await nothing_is_left(front)
+    assert status != 410 or ("leaf", "invalid", "http_410") in unanswered
