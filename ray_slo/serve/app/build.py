@@ -48,7 +48,7 @@ _UNBOUNDED = 100_000
 # Serve's own default is 20 (at most 3 per replica). If our code refuses to start, trying again does
 # not help.
 _CONSTRUCTOR_RETRIES = 3
-_CHECK_TIMEOUT_S = 30.0  # Serve's own default
+_LEAST_CHECK_S, _MOST_CHECK_S = 30.0, 600.0  # time for a health check; the first is Serve's own
 _PROCESS = uuid.uuid4().hex
 
 
@@ -90,7 +90,7 @@ def _built(spec: AppSpec) -> Application:
     spec = spec.stamped(_fingerprint(spec))
     name = spec.deployment_name
     user_config = {n: m.user_config for n, m in spec.models.items() if m.user_config is not None}
-    slowest_s = max(spec.slos_ms(name)[1] for name in spec.models) / 1e3
+    slowest_s = max(slo_s for tree in spec.trees.values() for slo_s in tree.slos_s.values())
     workers = {}
     for kind, worker in spec.workers.items():
         replicas: dict[str, Any] = {"num_replicas": worker.num_replicas}
@@ -99,8 +99,8 @@ def _built(spec: AppSpec) -> Application:
         options = {
             "health_check_period_s": 5,
             # While code holds the interpreter's lock, no check is answered. A batch within its SLO
-            # may do so.
-            "health_check_timeout_s": max(_CHECK_TIMEOUT_S, slowest_s),
+            # may do so. Serve waits for three checks.
+            "health_check_timeout_s": min(max(_LEAST_CHECK_S, slowest_s), _MOST_CHECK_S),
             "graceful_shutdown_wait_loop_s": 0.5,
             **worker.serve_options,
         }

@@ -99,9 +99,9 @@ def _check_methods_of_serve(target: type[Any]) -> None:
         ValueError: says what is wrong and what is expected.
     """
     for name in ("check_health", *RECORDS):
-        if callable(method := getattr(target, name, None)):
+        if inspect.isfunction(method := inspect.getattr_static(target, name, None)):
             check_fits(f"{target.__name__}.{name}", method, (1,), f"{name}(self)")
-    if callable(method := getattr(target, "reconfigure", None)):
+    if inspect.isfunction(method := inspect.getattr_static(target, "reconfigure", None)):
         wanted = "reconfigure(self, user_config) or reconfigure(self, user_config, rank)"
         takes_rank = "rank" in inspect.signature(method).parameters
         check_fits(f"{target.__name__}.reconfigure", method, (3 if takes_rank else 2,), wanted)

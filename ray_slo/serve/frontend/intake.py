@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from ray import serve
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
-from ray import serve
 from ray_slo.core.requests import MAX_LATENCY_MS
 from ray_slo.core.text import quoted
 from ray_slo.core.trees import DEFAULT_CLASS, stream_of

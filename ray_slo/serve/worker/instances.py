@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
+from ray_slo.models.profiling import making
 from ray_slo.serve import user_code
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.config.user_class import RECORDS
@@ -188,16 +189,6 @@ async def made(
         thread: runs what is not async.
     """
 
-    def begun() -> tuple[Any, Any]:
-        if inspect.isclass(factory) and inspect.iscoroutinefunction(factory.__init__):
-            instance = factory.__new__(factory, *args, **kwargs)
-            return instance, instance.__init__(*args, **kwargs)
-        result = factory(*args, **kwargs)
-        return result, result if inspect.iscoroutine(result) else None
-
     loop = asyncio.get_running_loop()
-    result, rest = await loop.run_in_executor(thread, user_code.call, begun)
-    if rest is None:
-        return result
-    last = await user_code.call_async(lambda: rest)
-    return last if rest is result else result
+    result = await loop.run_in_executor(thread, user_code.call, making, factory, args, kwargs)
+    return await user_code.call_async(lambda: result) if inspect.iscoroutine(result) else result

@@ -315,9 +315,9 @@ class Worker:
         if follower is not None:
             follower.leave()
         has_left, self._has_left = getattr(self, "_has_left", False), True  # Python calls it again
-        if not has_left and hasattr(self, "_running"):
-            if self._listener.is_heard or self.models.instances.have_ends:
-                return self._leave()
+        is_ready = not has_left and hasattr(self, "_running")
+        if is_ready and (self._listener.is_heard or self.models.instances.have_ends):
+            return self._leave()
         self._end()
         return None
 

@@ -1,7 +1,6 @@
 """When a worker whose batches fail asks to be replaced, and when that would not help."""
 
 import time
-import time
 from types import SimpleNamespace
 
 import pytest

@@ -7,6 +7,7 @@ from typing import ClassVar
 import pytest
 
 from ray_slo.errors import ConfigError
+from ray_slo.models import profiling
 from tests.serve.loops import in_loop, settle
 from tests.serve.worker.test_batches import piece
 
@@ -47,7 +48,7 @@ class Chooses:
 
 @in_loop
 async def test_an_async_constructor_is_awaited_on_the_event_loop(app):
-    async with app(Awaited, model={"args": [1], "kwargs": {"b": 2}}) as (front, worker):
+    async with app(Awaited, model={"args": [1], "kwargs": {"b": 2}}) as (_, worker):
         built = worker.models.instances["m"]
         assert built.given == ((1,), {"b": 2})
         assert built.loop is asyncio.get_running_loop()
@@ -126,18 +127,21 @@ async def test_a_model_that_says_so_makes_the_replica_unhealthy(app, user_class)
 
 
 class Long(Sick):
-    def __init__(self):
-        self.entered, self.end = threading.Event(), threading.Event()
+    async def __init__(self):
+        self.entered, self.end = asyncio.Event(), threading.Event()
+        self.loop = asyncio.get_running_loop()
 
     def __call__(self, items):
-        self.entered.set()
+        self.loop.call_soon_threadsafe(self.entered.set)
         self.end.wait(30)
         return items
 
 
 def test_a_check_beside_a_long_batch_counts_when_it_is_over(app):
     """It must not wait for the batch, because Serve's time for it may be shorter."""
-    asyncio.run(check_beside_a_long_batch(app))  # in real time, which a waiting thread does not stop
+    asyncio.run(
+        check_beside_a_long_batch(app)
+    )  # in real time, which a waiting thread does not stop
 
 
 async def check_beside_a_long_batch(app):
@@ -145,8 +149,7 @@ async def check_beside_a_long_batch(app):
         model = worker.models.instances["m"]
         await worker.check_health()
         running = asyncio.create_task(worker.execute(piece("a", 1), "w0"))
-        while not model.entered.is_set():
-            await asyncio.sleep(0.001)
+        await model.entered.wait()
         model.well = False
         await worker.check_health()  # the outcome before
         model.end.set()
@@ -262,3 +265,9 @@ async def test_a_failed_start_says_what_failed(app, cls, says):
         async with app(cls):
             pass
     assert str(failed.value) == says
+
+
+def test_ray_slo_profile_makes_the_same_objects():
+    for cls in (Awaited, Network, load, Model):
+        made = profiling._made(cls, ("x",) if cls is not Model else (), {})
+        assert isinstance(made, Network if cls is load else cls)
