@@ -337,7 +337,7 @@ def making(
     instance = factory.__new__(factory, *args, **kwargs)
 
     async def make() -> Any:
-        await instance.__init__(*args, **kwargs)
+        await factory.__init__(instance, *args, **kwargs)  # type: ignore[misc]
         return instance
 
     return make()

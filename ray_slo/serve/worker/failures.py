@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -25,12 +26,16 @@ _OF_ITEMS = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError),
     *(ValueError, NotImplementedError, RecursionError, FileNotFoundError, SLOError),
 )
+_OF_OTHERS = re.compile("Connect|Timeout|BrokenPipe")  # names of errors of a service behind it
 
 
 def is_of_items(error: BaseException) -> bool:
-    """Return whether an error says nothing about the worker: the items are wrong, or the code."""
+    """Return whether an error says nothing about the worker: the items are wrong, or the code, or
+    another service is gone."""
     status = getattr(error, "status_code", None)
     refuses = isinstance(status, int) and 400 <= status < 500  # an HTTPException
+    if _OF_OTHERS.search(type(error).__name__):
+        return True
     return refuses or isinstance(error, _OF_ITEMS) or is_out_of_memory(error)
 
 

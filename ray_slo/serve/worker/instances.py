@@ -151,7 +151,7 @@ class Instances(dict[str, Any]):
         for name, method in self._methods(record).items():
             own = await self._call(method)
             if len(self._spec.models) == 1:
-                return own  # type: ignore[no-any-return]
+                return own
             told |= {f"{name}/{key}": value for key, value in (own or {}).items()}
         return told
 

@@ -110,9 +110,12 @@ async def test_good_items_beside_bad_ones_replace_no_worker(app, passes):
 @in_loop
 @pytest.mark.parametrize(
     "error",
-    [ValueError("x"), KeyError("pixels"), Refused("no"), BadInput("x"), MemoryError("m")],
+    [
+        *(ValueError("x"), KeyError("pixels"), Refused("no"), BadInput("x"), MemoryError("m")),
+        *(ConnectionResetError("db"), TimeoutError("db")),
+    ],
 )
-async def test_what_items_cause_replaces_no_worker(app, passes, error):
+async def test_what_items_or_other_services_cause_replaces_no_worker(app, passes, error):
     async with app(Model) as (_, worker):
         await run(worker, 1)
         await fails_for_long(worker, passes, error)

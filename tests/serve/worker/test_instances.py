@@ -139,9 +139,8 @@ class Long(Sick):
 
 def test_a_check_beside_a_long_batch_counts_when_it_is_over(app):
     """It must not wait for the batch, because Serve's time for it may be shorter."""
-    asyncio.run(
-        check_beside_a_long_batch(app)
-    )  # in real time, which a waiting thread does not stop
+    # In real time: virtual time waits for threads.
+    asyncio.run(check_beside_a_long_batch(app))
 
 
 async def check_beside_a_long_batch(app):
