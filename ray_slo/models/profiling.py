@@ -14,7 +14,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -299,9 +299,9 @@ def _measure(
         cls = getattr(cls, "user_class", cls)
         meter = Meter()
         with meter.loading("it"):
-            batch = network = cls(*target.args, **target.kwargs)
+            batch = network = _made(cls, target.args, target.kwargs)
             if (variant := target.variant) is not None:
-                network = variant.loader()(*variant.args, **variant.kwargs)
+                network = _made(variant.loader(), variant.args, variant.kwargs)
                 batch = partial(batch, network)
         pipe.send(("about", _about(network, meter)))
         _limit_torch(threads)
@@ -325,6 +325,27 @@ def _measure(
         pipe.send(("result", work(_Built(batch, network, item), options, progress)))
     except BaseException as error:
         pipe.send(("error", f"{type(error).__name__}: {error}"))
+
+
+def making(
+    factory: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any | Coroutine[Any, Any, Any]:
+    """Return what a class or a loader makes; if it is async, a coroutine that returns it. Serve
+    awaits an `async def __init__`, which Python does not."""
+    if not (inspect.isclass(factory) and inspect.iscoroutinefunction(factory.__init__)):
+        return factory(*args, **kwargs)
+    instance = factory.__new__(factory, *args, **kwargs)
+
+    async def make() -> Any:
+        await factory.__init__(instance, *args, **kwargs)  # type: ignore[misc]
+        return instance
+
+    return make()
+
+
+def _made(factory: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    made = making(factory, args, kwargs)
+    return asyncio.run(made) if inspect.iscoroutine(made) else made
 
 
 def _about(network: Any, meter: Meter) -> dict[str, Any]:

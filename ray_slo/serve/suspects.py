@@ -7,6 +7,8 @@ before, into files in memory that survive it.
   frontend is sent again (`is_suspect`).
 * A worker writes a note when it ends itself (`note_own_end`). Frontends read it before they send
   the worker's requests to another one (`ended_itself`). A worker that is killed writes nothing.
+* A worker that asks to be replaced, because all its batches fail, notes that (`note_sick`). Later
+  workers then wait longer before they ask (`sick_lately`).
 
 The files are visible only on the same machine. If they cannot be written or read, the process
 continues without them, and there are no suspects.
@@ -27,6 +29,7 @@ import time
 from contextvars import ContextVar
 from pathlib import Path
 from typing import NoReturn
+from urllib.parse import quote
 from uuid import uuid4
 
 logger = logging.getLogger(__name__)
@@ -34,7 +37,7 @@ logger = logging.getLogger(__name__)
 ATTEMPT: ContextVar[str] = ContextVar("ray_slo_attempt_id", default="")
 
 _SLOTS, _BYTES = 1024, 16
-_ENDED = "ended"
+_ENDED, _SICK = "ended", "sick"
 _TICK_S = 0.05  # longer than a tick of a file system's clock
 _KEPT = 16  # number of files of ended processes that are kept
 
@@ -147,8 +150,9 @@ class _MarkFiles:
             self._changed, self._seen_at, self._is_complete = changed, now, False
         elif self._is_complete:
             return
-        # A worker's note has no marks.
-        names = {path.name for path in self._folder.iterdir() if _ENDED not in path.name}
+        names = {path.name for path in self._folder.iterdir()}
+        # A worker's notes have no marks.
+        names = {name for name in names if _ENDED not in name and _SICK not in name}
         for name in self._open.keys() - names:
             os.close(self._open.pop(name))
         for name in names - self._open.keys():
@@ -223,6 +227,21 @@ def ended_itself(name: str, folder: Path | None = None) -> str:
             with contextlib.suppress(OSError):
                 return path.read_text(errors="replace").strip()
     return ""
+
+
+def note_sick(deployment: str, folder: Path | None = None) -> None:
+    """Note that this process, a worker of the deployment, asks to be replaced."""
+    with contextlib.suppress(OSError):
+        ((folder or _folder()) / f"{os.getpid()}-{_SICK}-{quote(deployment, '')}").touch()
+
+
+def sick_lately(deployment: str, within_s: float, folder: Path | None = None) -> int:
+    """Return how many workers of the deployment, on this machine, have asked to be replaced."""
+    found = 0
+    with contextlib.suppress(OSError):
+        for path in (folder or _folder()).glob(f"*-{_SICK}-{quote(deployment, '')}"):
+            found += time.time() - path.stat().st_mtime < within_s
+    return found
 
 
 def _warn(error: OSError) -> None:

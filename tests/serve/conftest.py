@@ -18,7 +18,7 @@ from tests.serve.pipelines import Handle, Spell
 @pytest.fixture
 def app(monkeypatch):
     """`async with app(user_class, policy, …) as (frontend, worker)`."""
-    context = SimpleNamespace(app_name="app", deployment="m-worker", replica_tag="w0")
+    context = SimpleNamespace(app_name="app", deployment="m-worker", replica_tag="w0", rank=0)
     fake = SimpleNamespace(get_replica_context=lambda: context)
     monkeypatch.setattr(worker_module, "serve", fake)
     monkeypatch.setattr(batches, "WorkerMetrics", Silent)
@@ -59,7 +59,7 @@ def running(monkeypatch):
     """`async with running(spec) as (frontend, handle)`; two workers."""
 
     def is_worker(name):
-        context = SimpleNamespace(app_name="app", deployment="p-worker", replica_tag=name)
+        context = SimpleNamespace(app_name="app", deployment="p-worker", replica_tag=name, rank=0)
         fake = SimpleNamespace(get_replica_context=lambda: context)
         monkeypatch.setattr(worker_module, "serve", fake)
 

@@ -346,6 +346,7 @@ class _Serve:
             app_name="app",
             deployment="m" if is_frontend else "m-worker",
             replica_tag=process.name,
+            rank=0,
         )
 
     def get_deployment_handle(self, frontend, app):

@@ -28,7 +28,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ray_slo
-from ray_slo.errors import BatchResultError
+from ray_slo.errors import BatchResultError, ConfigError
 from ray_slo.serve import results
 from ray_slo.serve.messages import Piece
 from tests.serve import clock
@@ -438,7 +438,7 @@ def test_the_warm_up_notices_what_is_no_list_of_results(app, said, slow):
         async with app(Model, policy="eager", model={"latency_slo_ms": 600}):
             raise AssertionError("it started")
 
-    with pytest.raises(BatchResultError, match=said):
+    with pytest.raises(ConfigError, match=said):
         clock.run(run())
 
 

@@ -9,6 +9,7 @@ import logging
 import sys
 import uuid
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,10 @@ from ray_slo.serve.config.spec import AppSpec, worker_deployment
 from ray_slo.serve.config.user_class import check_arguments
 from ray_slo.serve.config.workers import ServeOptions
 from ray_slo.serve.frontend.frontend import Frontend
+from ray_slo.serve.frontend.startup import in_a_line
 from ray_slo.serve.planner.autoscaling import autoscaling
 from ray_slo.serve.ray_private.deploy import (
+    explain_failures,
     loopback_by_default,
     on_one_loop,
     router_of,
@@ -45,6 +48,7 @@ logger = logging.getLogger(__name__)
 # Serve's own default is 20 (at most 3 per replica). If our code refuses to start, trying again does
 # not help.
 _CONSTRUCTOR_RETRIES = 3
+_LEAST_CHECK_S, _MOST_CHECK_S = 30.0, 600.0  # time for a health check; the first is Serve's own
 _PROCESS = uuid.uuid4().hex
 
 
@@ -72,6 +76,7 @@ def build_app_from_spec(spec: AppSpec) -> Application:
             has no valid value.
     """
     loopback_by_default()
+    explain_failures(partial(in_a_line, failed=True))
     say_once()
     for line in environment.check():
         logger.warning("%s", line)
@@ -85,6 +90,7 @@ def _built(spec: AppSpec) -> Application:
     spec = spec.stamped(_fingerprint(spec))
     name = spec.deployment_name
     user_config = {n: m.user_config for n, m in spec.models.items() if m.user_config is not None}
+    slowest_s = max(slo_s for tree in spec.trees.values() for slo_s in tree.slos_s.values())
     workers = {}
     for kind, worker in spec.workers.items():
         replicas: dict[str, Any] = {"num_replicas": worker.num_replicas}
@@ -92,6 +98,9 @@ def _built(spec: AppSpec) -> Application:
             replicas = {"autoscaling_config": autoscaling(spec, kind)}
         options = {
             "health_check_period_s": 5,
+            # While code holds the interpreter's lock, no check is answered. A batch within its SLO
+            # may do so. Serve waits for three checks.
+            "health_check_timeout_s": min(max(_LEAST_CHECK_S, slowest_s), _MOST_CHECK_S),
             "graceful_shutdown_wait_loop_s": 0.5,
             **worker.serve_options,
         }

@@ -157,7 +157,10 @@ def deployment(
     Optional static methods of the class: `preprocess(item)` and `postprocess(result)` run in the
     frontend; `example_input()` returns an item for warm-up and measurement, so that the first
     request is already planned well; `size(item)` returns the size of an item, if sizes differ.
-    Optional method: `reconfigure(user_config)`.
+    Optional methods, called on each worker as Serve calls them: `reconfigure(user_config)` or
+    `reconfigure(user_config, rank)`, `check_health()`, `record_routing_stats()`,
+    `record_autoscaling_stats()`, `record_replica_metadata()` and `__del__()`. The constructor may
+    be async. It is then awaited on the worker's event loop, and must not block.
 
     Args:
         latency_slo_ms: milliseconds from arrival to answer. Required.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ray_slo.core.text import quoted
+from ray_slo.serve.ray_private.context import is_multiplexed
 
 JOIN = "join"
 HOOKS: Mapping[str, tuple[str, tuple[int, ...]]] = {
@@ -18,6 +19,9 @@ HOOKS: Mapping[str, tuple[str, tuple[int, ...]]] = {
 }
 """Optional static methods of a class: how they are written, and with how many arguments they are
 called."""
+
+RECORDS = ("record_routing_stats", "record_autoscaling_stats", "record_replica_metadata")
+"""Optional methods through which a class tells Serve about its replica."""
 
 
 def check_arguments(
@@ -81,10 +85,34 @@ def check_user_class(target: Any, has_variants: bool = False) -> type[Any]:
             f"variants it must be {wanted}"
         )
     check_fits(f"{target.__name__}.__call__", call, (3 if has_variants else 2,), wanted)
+    _check_methods_of_serve(target)
     for name in HOOKS:
         if name != JOIN and inspect.getattr_static(target, name, target) is not target:
             check_hook(target, name)
     return target
+
+
+def _check_methods_of_serve(target: type[Any]) -> None:
+    """Refuse methods that Serve knows, where they cannot work here.
+
+    Raises:
+        ValueError: says what is wrong and what is expected.
+    """
+    for name in ("check_health", *RECORDS):
+        if inspect.isfunction(method := inspect.getattr_static(target, name, None)):
+            check_fits(f"{target.__name__}.{name}", method, (1,), f"{name}(self)")
+    if inspect.isfunction(method := inspect.getattr_static(target, "reconfigure", None)):
+        wanted = "reconfigure(self, user_config) or reconfigure(self, user_config, rank)"
+        takes_rank = "rank" in inspect.signature(method).parameters
+        check_fits(f"{target.__name__}.reconfigure", method, (3 if takes_rank else 2,), wanted)
+    for name in dir(target):
+        if is_multiplexed(inspect.getattr_static(target, name)):
+            raise ValueError(
+                f"{target.__name__}.{name}: @serve.multiplexed needs the model id of each request, "
+                "which a coordinated batch does not have. Name the models under `models:`, or the "
+                "networks of one model under `variants:`; or use @ray_slo.batch in a "
+                "@serve.deployment"
+            )
 
 
 def check_hook(target: type[Any], name: str) -> None:

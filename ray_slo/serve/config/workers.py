@@ -81,7 +81,9 @@ class ServeOptions(StrictConfig):
             worker.
         placement_group_bundle_label_selector: likewise.
         max_replicas_per_node: likewise.
-        health_check_period_s, health_check_timeout_s: likewise.
+        health_check_period_s: likewise. Default: 5 s.
+        health_check_timeout_s: likewise. Default: the longest SLO of the application, from 30 s to
+            600 s, because code that holds Python's lock lets no check be answered.
         graceful_shutdown_wait_loop_s, graceful_shutdown_timeout_s: likewise.
     """
 

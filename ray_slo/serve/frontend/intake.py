@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from ray import serve
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
@@ -133,6 +134,7 @@ class Intake:
             BadInput: `latency_slo_ms` is not a positive number, or there is no such class.
         """
         with self._noting_bad_input(model):
+            _refuse_model_id()
             slo_class, slo_s = self._of_class(model, slo_class)
             slo_s = self._slo_s(model, latency_slo_ms, slo_s)
             return Asked(model, arrival, slo_s, slo_class=slo_class, takes_errors=True)
@@ -146,6 +148,7 @@ class Intake:
             BadInput: a header is wrong.
         """
         with self._noting_bad_input(model):
+            _refuse_model_id()
             ours = read_here(request.scope["headers"])
             limits, named = TimeLimits(ours, strict=True), slo_class_of(ours, strict=True)
             slo_class, slo_s = self._of_class(model, named)
@@ -162,6 +165,7 @@ class Intake:
             BadInput: a field or the metadata is wrong or too large.
         """
         with self._noting_bad_input(model):
+            _refuse_model_id()
             limits, said = TimeLimits(metadata, strict=True), dict(metadata)
             slo_class, slo_s = self._of_class(model, slo_class_of(metadata, strict=True))
             if request.HasField("latency_slo_ms"):
@@ -347,6 +351,23 @@ class Intake:
         """Note that a door refused requests. They count as demand."""
         self._unanswered(asked.stream, "refused", reason, count)
         self._refused(asked.stream, count)
+
+
+def _refuse_model_id() -> None:
+    """Refuse a request that brings a multiplexed model id, by a handle's option or a header.
+
+    Raises:
+        BadInput: it does.
+    """
+    if model_id := serve.get_multiplexed_model_id():
+        raise BadInput(
+            f"multiplexed_model_id {quoted(model_id)} cannot be honoured: a coordinated batch has "
+            "no model id. Leave out the handle's option or the header serve_multiplexed_model_id, "
+            "and name the model instead (model=, or the path); an application lists its models "
+            "under `models:`, or the networks of a model under `variants:`. With "
+            "@serve.multiplexed, use @ray_slo.batch in a @serve.deployment",
+            field="multiplexed_model_id",
+        )
 
 
 class _NotingBadInput:

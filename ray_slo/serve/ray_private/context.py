@@ -35,6 +35,11 @@ def model_id(request_context: Any) -> str:
     return str(request_context.multiplexed_model_id)
 
 
+def is_multiplexed(method: Any) -> bool:
+    """Return whether a function is decorated with `@serve.multiplexed`."""
+    return getattr(getattr(method, "__code__", None), "co_name", "") == "_multiplex_wrapper"
+
+
 @contextmanager
 def batch_context(request_contexts: list[Any]) -> Iterator[None]:
     """Inside, `serve.get_multiplexed_model_id()` works for the batch."""

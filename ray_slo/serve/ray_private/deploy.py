@@ -1,15 +1,19 @@
 """Settings beyond Serve's public options: a deployment's version, the frontend of a worker, the
-event loop of user code, and the host on which Serve listens by default.
+event loop of user code, the host on which Serve listens by default, and what `serve.run` says of an
+application that failed.
 
 `tests/serve/ray_private/test_deploy.py` fails when Serve has changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any
 
+from ray import serve
 from ray.serve import context as serve_context
+from ray.serve._private import client as serve_client
 from ray.serve.config import HTTPOptions, RequestRouterConfig
 
 from ray_slo.serve.ray_private.router import TargetedRouter
@@ -73,6 +77,34 @@ def loopback_by_default() -> None:
     if field.default != _LOOPBACK:
         field.default = _LOOPBACK
         HTTPOptions.model_rebuild(force=True)
+
+
+def explain_failures(in_words: Callable[[str], str]) -> None:
+    """Make `serve.run` say in this process why an application of ours failed. Serve's own error
+    only names the deployments. Does nothing if Serve has changed.
+
+    Args:
+        in_words: turns Serve's message about a failed deployment into one line.
+    """
+    client = getattr(serve_client, "ServeControllerClient", None)
+    original = getattr(client, "_wait_for_application_running", None)
+    if original is None or hasattr(original, "_ray_slo"):
+        return
+
+    @wraps(original)
+    def wait(self: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(self, name, *args, **kwargs)
+        except RuntimeError as error:
+            said = [str(error)]
+            if name in frontends():
+                of = serve.status().applications[name].deployments
+                failed = {d: s.message for d, s in of.items() if s.status == "DEPLOY_FAILED"}
+                said += [f"{d}: {in_words(message)}" for d, message in failed.items()]
+            raise RuntimeError(" ".join(said)) from None
+
+    wait._ray_slo = True  # type: ignore[attr-defined]
+    client._wait_for_application_running = wait  # type: ignore[union-attr]
 
 
 def frontends() -> dict[str, str]:

@@ -20,6 +20,7 @@ from ray_slo.serve.errors import OutOfMemory
 from ray_slo.serve.messages import AGAIN, BatchReport, Piece, PieceResult
 from ray_slo.serve.watch import tracing
 from ray_slo.serve.watch.metrics import WorkerMetrics
+from ray_slo.serve.worker.failures import Failures
 from ray_slo.serve.worker.models import Loaded, Models
 
 logger = logging.getLogger(__name__)
@@ -93,6 +94,7 @@ class Batches:
         report: called when a batch is over.
         smaller: called when a variant's batches must be smaller from now on.
         isolate_errors: run the items of a failed batch one by one.
+        failures: told of batches that have failed, and of those that have not.
     """
 
     def __init__(
@@ -103,12 +105,14 @@ class Batches:
         *,
         smaller: Callable[[], None] = lambda: None,
         isolate_errors: bool,
+        failures: Failures | None = None,
     ) -> None:
         self._worker = worker
         self._models = models
         self._report = report
         self._smaller = smaller
         self._isolate_errors = isolate_errors
+        self.failures = failures or Failures()
         self._loop = asyncio.get_running_loop()
         self._here: dict[str, _Batch] = {}
         self._over: Recent[str, None] = Recent(_KEPT)  # for pieces that arrive too late
@@ -131,6 +135,11 @@ class Batches:
     @property
     def is_running(self) -> bool:
         return self._running is not None
+
+    @property
+    def runs_since(self) -> float:
+        """When the running batch began; infinite without one."""
+        return math.inf if self._running is None else self._running[0]
 
     def check_hung(self) -> None:
         """Check that no batch has been running for far too long.
@@ -377,7 +386,11 @@ class Batches:
             if stopped.flag is not batch.flag:
                 raise RuntimeError("Preempted came out of a scope of the batch method") from stopped
             raise
+        except Exception as error:
+            self.failures.failed(loaded, batch.id, error)
+            raise
         seconds = time.perf_counter() - start
+        self.failures.worked(loaded)
         if 1 <= load <= loaded.profile.prior.max_batch_size:
             batch.measured.append((load, max(seconds, 1e-7)))
         return results

@@ -30,6 +30,7 @@ from ray_slo.serve.config.models import VariantConfig
 from ray_slo.serve.config.spec import AppSpec, VariantRef, WorkerSpec
 from ray_slo.serve.errors import ConfigError
 from ray_slo.serve.results import copied, given, taken
+from ray_slo.serve.worker.instances import Instances, made
 from ray_slo.serve.worker.profiles import Profiles
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ class Loaded:
             instead of the number of items.
         stage: prepares a batch for `call` while another batch runs, if that is possible.
         least_s: the shortest known time of a batch, seconds.
+        has_worked: whether a batch has worked since the variant was loaded.
     """
 
     key: str
@@ -60,6 +62,7 @@ class Loaded:
     stage: Callable[[list[Any]], Any] | None = None
     profile: OnlineProfile = field(init=False)
     least_s: float = math.inf
+    has_worked: bool = False
 
     def expected_s(self, load: int) -> float:
         """Return the time of a batch of this size in seconds, as learned here. 0 if the profile
@@ -77,6 +80,7 @@ class Models:
     Args:
         doing: called with the current action ("building", "loading" or "measuring"), its object and
             its number.
+        rank: the worker's rank, for a `reconfigure(user_config, rank)`.
 
     Attributes:
         loaded: variants that are ready to run.
@@ -85,6 +89,7 @@ class Models:
         preempt_delay_s: the longest delay in a preemption profile, seconds.
         meter: meter of the variants' memory.
         profiles: profiles of every variant that was ever loaded.
+        instances: the user's objects, by model.
     """
 
     def __init__(
@@ -93,6 +98,7 @@ class Models:
         kind: str,
         doing: Callable[[str, str, int], None],
         meter: Meter | None = None,
+        rank: Any = None,
     ) -> None:
         self.loaded: dict[str, Loaded] = {}
         self.offered: set[str] = set()
@@ -104,12 +110,10 @@ class Models:
         self._doing = doing
         self._refs = spec.variants()
         self._tree_of = tree_of_task(spec.trees)
-        self._instances: dict[str, Any] = {}  # the user's objects, by model
-        self._user_configs = {name: model.user_config for name, model in spec.models.items()}
-        self._configured: dict[str, Any] = {}  # the current user_config, by model
         self.profiles = Profiles(spec)
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray-slo-worker")
+        self.instances = Instances(spec, self._thread, rank)
         self._builder = self._thread
         self._stager = ThreadPoolExecutor(1, thread_name_prefix="ray-slo-stager")
         self._in_service = False
@@ -184,8 +188,7 @@ class Models:
             self.loaded.pop(key, None)
             name = self._refs[key].model
             if not any(other in self.loaded for other in self.variants_of(name)):
-                self._instances.pop(name, None)
-                self._configured.pop(name, None)
+                self.instances.forget(name)
         let_go()
 
     async def run(
@@ -239,6 +242,17 @@ class Models:
             call = functools.partial(user_code.call, run, scope=scope)
             return await self._loop.run_in_executor(self._thread, call)
 
+    async def run_example(self, loaded: Loaded) -> bool:
+        """Run the model's example alone, and return whether it has one.
+
+        Raises:
+            Exception: the exception of the method.
+        """
+        if not self._has_example(loaded):
+            return False
+        await self.run(loaded, [self._example(loaded, 1)], nullcontext(), load=1)
+        return True
+
     def stage(self, loaded: Loaded, items: list[Any]) -> asyncio.Future[Any]:
         """Stage a batch while another one runs. `run` takes the result in place of the items."""
         stage = loaded.stage or list
@@ -270,50 +284,7 @@ class Models:
                     f"took {1e3 * fastest.least_s:.4g} ms at best on {self._kind!r} workers"
                 )
 
-    async def reconfigure(self, user_config: dict[str, Any]) -> None:
-        """Apply `user_config`, which maps a model's name to its own configuration.
-
-        Raises:
-            ConfigError: there is no such model, or it has no `reconfigure`.
-        """
-        for name, config in user_config.items():
-            if name not in self._spec.models:
-                raise ConfigError(
-                    f"user_config names model {name!r}; the models are "
-                    f"{', '.join(sorted(self._spec.models))}"
-                )
-            self._user_configs[name] = config
-            if name not in self._instances:  # of another group
-                continue
-            if name not in self._configured or self._configured[name] != config:
-                await self._reconfigure_one(name, config)
-
     # -- building --------------------------------------------------------------------------
-
-    async def _build(self, name: str, cls: Callable[..., Any]) -> None:
-        """Make a model's instance."""
-        self._doing("building", name, len(self.loaded) + 1)
-        model = self._spec.models[name]
-        instance = await self._loop.run_in_executor(
-            self._builder, user_code.call, lambda: cls(*model.args, **model.kwargs)
-        )
-        self._instances[name] = instance
-        if (config := self._user_configs[name]) is not None:
-            await self._reconfigure_one(name, config)
-
-    async def _reconfigure_one(self, name: str, config: Any) -> None:
-        instance = self._instances[name]
-        method: Callable[[Any], Any] | None = getattr(instance, "reconfigure", None)
-        if method is None:
-            raise ConfigError(
-                f"{self._spec.fields[name]}.user_config is set, but {type(instance).__name__} "
-                "has no reconfigure(user_config)"
-            )
-        if inspect.iscoroutinefunction(method):
-            await user_code.call_async(method, config)
-        else:
-            await self._loop.run_in_executor(self._thread, user_code.call, method, config)
-        self._configured[name] = config
 
     async def _load_one(self, key: str) -> None:
         """Load a variant, and build its model if needed. Its profile is set later.
@@ -322,18 +293,19 @@ class Models:
             MemoryError: the variant needs more memory than there is.
         """
         ref = self._refs[key]
-        is_built = ref.model in self._instances
+        is_built = ref.model in self.instances
         cls = None if is_built else user_code.call(self._spec.models[ref.model].load)
         with self.meter.loading(key):  # memory of its imports belongs to no variant
             if cls is not None:
-                await self._build(ref.model, cls)
+                self._doing("building", ref.model, len(self.loaded) + 1)
+                await self.instances.build(ref.model, cls, self._builder)
             await self._load_built(key, ref)
         self.meter.check_fits(key)
 
     async def _load_built(self, key: str, ref: VariantRef) -> None:
         """Load a variant of a model that was built."""
         self._doing("loading", key, len(self.loaded) + 1)
-        instance = self._instances[ref.model]
+        instance = self.instances[ref.model]
         network, call = instance, instance
         if ref.spec is not None:
             network = await self._load_network(ref, ref.spec)
@@ -351,13 +323,11 @@ class Models:
     async def _load_network(self, ref: VariantRef, spec: VariantConfig) -> Any:
         try:
             load = user_code.call(spec.loader)
-            return await self._loop.run_in_executor(
-                self._builder, user_code.call, lambda: load(*spec.args, **spec.kwargs)
-            )
+            return await made(load, spec.args, spec.kwargs, self._builder)
         except Exception as error:
             raise ConfigError(
                 f"{self._spec.fields[ref.model]}.variants.{ref.name}: load failed: "
-                f"{type(error).__name__}: {error}"
+                f"{user_code.in_words(error)}"
             ) from error
 
     async def _add_exit_points(self, ref: VariantRef, network: Any) -> None:
@@ -385,11 +355,11 @@ class Models:
         other workers, from a file, measured, or a guess that a few batches will correct."""
         key, model = loaded.key, self._spec.models[loaded.ref.model]
         limit, slo_s = model.max_batch_size, self._spec.slos_ms(loaded.ref.model)[1] / 1e3
-        example_input = getattr(type(self._instances[loaded.ref.model]), "example_input", None)
         if key not in self.profiles.learned:
             prior = known or self.profiles.from_file(loaded.ref)
-            if prior is None and example_input is not None and self._spec.profile_seconds > 0:
-                sweep = await self._measure(loaded, example_input, limit, slo_s)
+            if prior is None and self._has_example(loaded) and self._spec.profile_seconds > 0:
+                sweep = await self._measure(loaded, limit, slo_s)
+                loaded.has_worked = True
                 measured = sweep.samples
                 if sweep.is_cut:
                     limit = max(measured)
@@ -405,9 +375,29 @@ class Models:
                 "variant %s is too slow for its SLO to be used: %.4g ms", key, 1e3 * loaded.least_s
             )
 
-    async def _measure(
-        self, loaded: Loaded, example_input: Callable[..., Any], limit: int, slo_s: float
-    ) -> Sweep:
+    def _has_example(self, loaded: Loaded) -> bool:
+        cls = type(self.instances[loaded.ref.model])
+        return getattr(cls, "example_input", None) is not None
+
+    def _example(self, loaded: Loaded, size: int) -> Any:
+        """Return what the class's `example_input` returns, for an item of this size.
+
+        Raises:
+            ConfigError: it has failed.
+        """
+        example_input = type(self.instances[loaded.ref.model]).example_input
+        try:
+            return user_code.call(example_input, *(size,) * loaded.has_sizes)
+        except Exception as error:
+            what = f"{loaded.owner}.example_input() failed"
+            raise self._wrong_example(loaded, what, error) from error
+
+    def _wrong_example(self, loaded: Loaded, what: str, error: Exception) -> ConfigError:
+        of = f" of variant {loaded.ref.name!r}" if loaded.ref.spec is not None else ""
+        field = self._spec.fields[loaded.ref.model]
+        return ConfigError(f"{field}: {what}{of}: {user_code.in_words(error)}")
+
+    async def _measure(self, loaded: Loaded, limit: int, slo_s: float) -> Sweep:
         """Measure a variant, and return the sweep. While models are in service, each call runs
         between their batches. A call with several items may use only a small share of their SLOs. A
         size that does not fit in memory ends the sweep.
@@ -431,38 +421,38 @@ class Models:
         while (size := sweep.size) is not None:
             # A new example for each call, because the method may change it. If there are several
             # items, `run` copies it for each.
-            sized = loaded.has_sizes
-            example = user_code.call(example_input, *(size,) * sized)
-            items = [example] * (1 if sized else size)
+            items = [self._example(loaded, size)] * (1 if loaded.has_sizes else size)
             scope = preemption_scope(PreemptionFlag()) if self.preempts else nullcontext()
             start = time.perf_counter()
             try:
                 await self.run(loaded, items, scope, load=size, check=True)
             except Exception as error:
                 took_s = time.perf_counter() - start
-                if not is_out_of_memory(error) or not sweep.ran_out(took_s):
+                if not is_out_of_memory(error):
+                    what = f"{loaded.owner}.__call__ failed on its example_input()"
+                    raise self._wrong_example(loaded, what, error) from error
+                if not sweep.ran_out(took_s):
                     raise
                 logger.warning("%s: no memory for a batch of %d: %s", loaded.key, size, error)
                 let_go(error)
             else:
                 sweep.took(time.perf_counter() - start)
-        await self._check_pair(loaded, example_input, sweep)
+        await self._check_pair(loaded, sweep)
         return sweep
 
-    async def _check_pair(
-        self, loaded: Loaded, example_input: Callable[..., Any], sweep: Sweep
-    ) -> None:
+    async def _check_pair(self, loaded: Loaded, sweep: Sweep) -> None:
         """Check the method with a batch of two, if no larger one was measured. A method that
         returns one result for any batch is noticed then, and not under load."""
         limit = self._spec.models[loaded.ref.model].max_batch_size
         if limit < 2 or sweep.is_cut or (not loaded.has_sizes and max(sweep.samples) > 1):
             return
-        items = [user_code.call(example_input, *(1,) * loaded.has_sizes)] * 2
+        items = [self._example(loaded, 1)] * 2
         try:
             await self.run(loaded, items, nullcontext(), load=2)
         except Exception as error:
             if not is_out_of_memory(error):
-                raise
+                what = f"{loaded.owner}.__call__ failed on two of its example_input()"
+                raise self._wrong_example(loaded, what, error) from error
             let_go(error)
 
 

@@ -27,6 +27,7 @@ from ray_slo.serve.ray_private.replica_port import listen_on_node_only
 from ray_slo.serve.scheduler.channel import WorkerLink
 from ray_slo.serve.suspects import note_own_end
 from ray_slo.serve.worker.batches import Batches
+from ray_slo.serve.worker.failures import Failures
 from ray_slo.serve.worker.models import Models
 from ray_slo.serve.worker.progress import Starting
 
@@ -55,7 +56,7 @@ class Worker:
         self.id: str = context.replica_tag
         self._listener = Listener(self._heard)
         # Tests run workers in their own process, where `os._exit` must stay as it is.
-        if ray.is_initialized():
+        if in_ray := ray.is_initialized():
             count_only(("execute",))
             note_own_end(self.id)
             await self._listener.begin()
@@ -76,7 +77,7 @@ class Worker:
             lambda: serve.get_deployment_handle(frontend, context.app_name),
             len(spec.variants()),
         )
-        self.models = Models(spec, kind, self._starting.doing)
+        self.models = Models(spec, kind, self._starting.doing, rank=context.rank)
         if not self.models.preempts:
             warn_of_checkpoints(spec.policy_of(spec.workers[kind].group).how_to_preempt)
         self.batches = Batches(
@@ -85,7 +86,10 @@ class Worker:
             self._report,
             smaller=self._news.set,
             isolate_errors=spec.isolate_errors,
+            failures=Failures(f"{context.app_name}#{context.deployment}" if in_ray else ""),
         )
+        # Serve asks a replica only for what it has when its constructor returns.
+        vars(self).update(self.models.instances.records())
         async with self._starting.told():
             self._follower = await self._begin(f"{context.app_name}#{frontend}")
         loop = asyncio.get_running_loop()
@@ -294,17 +298,20 @@ class Worker:
 
     # -- Serve's hooks ---------------------------------------------------------------------
 
-    async def reconfigure(self, user_config: dict[str, Any]) -> None:
-        """See `Models.reconfigure`."""
-        await self.models.reconfigure(user_config)
+    async def reconfigure(self, user_config: dict[str, Any] | None, rank: Any = None) -> None:
+        """See `Instances.reconfigure`."""
+        await self.models.instances.reconfigure(user_config or {}, rank)
 
-    def check_health(self) -> None:
-        """Check that no batch runs far too long.
+    async def check_health(self) -> None:
+        """Check that no batch runs far too long, that the models say that they are well, and that
+        not every batch fails.
 
         Raises:
-            RuntimeError: a batch does. Serve then replaces the replica.
+            Exception: something is wrong. After three times in a row, Serve replaces the replica.
         """
         self.batches.check_hung()
+        await self.models.instances.check_health(lambda: self.batches.runs_since)
+        await self.batches.failures.check(self.models.run_example)
 
     def __del__(self) -> Coroutine[Any, Any, None] | None:
         for task in getattr(self, "_tasks", ()):
@@ -312,7 +319,9 @@ class Worker:
         follower, self._follower = getattr(self, "_follower", None), None
         if follower is not None:
             follower.leave()
-        if hasattr(self, "_running") and self._listener.is_heard:
+        has_left, self._has_left = getattr(self, "_has_left", False), True  # Python calls it again
+        is_ready = not has_left and hasattr(self, "_running")
+        if is_ready and (self._listener.is_heard or self.models.instances.have_ends):
             return self._leave()
         self._end()
         return None
@@ -329,6 +338,7 @@ class Worker:
         for _ in range(2):  # earlier grants may be on their way
             await self.batches.finish(self._spec.variants())
             await asyncio.sleep(_LAST_S)
+        await self.models.instances.end()
         self._end()
 
     def _end(self) -> None:

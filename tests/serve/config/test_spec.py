@@ -6,6 +6,7 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ray import serve
 
 import ray_slo
 from ray_slo.core import LatencyProfile
@@ -45,6 +46,27 @@ class Generator:
 class TakesNothing:
     def __call__(self):
         return []
+
+
+class Multiplexed(Model):
+    @serve.multiplexed(max_num_models_per_replica=2)
+    async def get_model(self, model_id):
+        return model_id
+
+
+class ReconfigureTakesNothing(Model):
+    def reconfigure(self):
+        pass
+
+
+class RankFirst(Model):
+    def reconfigure(self, config, rank, more):
+        pass
+
+
+class HealthOfWhat(Model):
+    def check_health(self, what):
+        pass
 
 
 class Chooses:
@@ -169,6 +191,24 @@ def test_what_replicas_could_not_use_is_refused_here(wrong, says):
     assert says in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("options", "timeout_s"),
+    [
+        ({}, 30),
+        ({"latency_slo_ms": 200_000}, 200),
+        ({"slo_classes": {"slow": 90_000}}, 90),
+        ({"latency_slo_ms": 3_600_000}, 600),
+        ({"latency_slo_ms": 200_000, "workers": {"cpu": {"health_check_timeout_s": 7}}}, 7),
+    ],
+)
+def test_a_batch_within_its_slo_may_hold_the_interpreters_lock(options, timeout_s):
+    """Serve's health checks of a worker get no answer meanwhile."""
+    workers = {"workers": options.pop("workers")} if "workers" in options else {}
+    built = build_app_from_spec(parse_spec({**model(**options), **workers}))
+    (worker,) = built._bound_deployment.init_args[1].values()
+    assert worker._bound_deployment._deployment_config.health_check_timeout_s == timeout_s
+
+
 def test_every_mistake_is_named_at_once():
     with pytest.raises(ValueError) as error:
         parse_spec({**model(latency_slo_ms=-1), "retries": -1, "polcy": 1})
@@ -183,6 +223,11 @@ def test_every_mistake_is_named_at_once():
         (InstancePreprocess, "preprocess must be a @staticmethod or @classmethod"),
         (Generator, "is a generator; a coordinated batch returns a list"),
         (TakesNothing, "takes no argument"),
+        (Multiplexed, "Multiplexed.get_model: @serve.multiplexed needs the model id of each"),
+        (Multiplexed, "or use @ray_slo.batch in a @serve.deployment"),
+        (ReconfigureTakesNothing, "takes (self); it must be reconfigure(self, user_config) or"),
+        (RankFirst, "takes (self, config, rank, more); it must be reconfigure(self, user_config"),
+        (HealthOfWhat, "HealthOfWhat.check_health takes (self, what); it must be check_health(sel"),
         (object, "has no __call__"),
         (len, "is made from a class"),
         (Model(), "is made from a class"),

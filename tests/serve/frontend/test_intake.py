@@ -8,6 +8,7 @@ import math
 import time
 
 import pytest
+from ray.serve import context as serve_context
 from starlette.requests import Request
 
 from ray_slo.errors import (
@@ -67,6 +68,26 @@ async def test_the_deadline_of_an_http_request():
     with pytest.raises(BadHeader) as bad:
         one.asked_http(*http(x_slo_latency_ms="soon"), "m", 7.0)
     assert (bad.value.model, one.seen) == ("m", [("unanswered", "m", "invalid", "bad_header")])
+
+
+@in_loop
+async def test_a_multiplexed_model_id_is_refused_at_every_door():
+    one = intake()
+    doors = [
+        lambda: one.asked("m", 7.0),
+        lambda: one.asked_http(*http(), "m", 7.0),
+        lambda: one.asked_grpc(InferRequest(json="1"), [], "m", 7.0),
+    ]
+    for door in doors:
+        door()
+        token = serve_context._serve_request_context.set(
+            serve_context._RequestContext(multiplexed_model_id="v2")
+        )
+        with pytest.raises(BadInput, match=r"'v2' cannot be honoured.*use @ray_slo.batch") as bad:
+            door()
+        serve_context._serve_request_context.reset(token)
+        assert (bad.value.http_status, bad.value.field) == (422, "multiplexed_model_id")
+    assert one.seen == [("unanswered", "m", "invalid", "bad_input")] * 3
 
 
 CLASSES = {"m": {"callable": "apps:M", "latency_slo_ms": 400, "slo_classes": {"gold": 50}}}

@@ -80,7 +80,7 @@ class OneByOne:
 
 @pytest.fixture
 def running(monkeypatch):
-    context = SimpleNamespace(app_name="app", deployment="m-worker", replica_tag="w0")
+    context = SimpleNamespace(app_name="app", deployment="m-worker", replica_tag="w0", rank=0)
     fake = SimpleNamespace(get_replica_context=lambda: context)
     monkeypatch.setattr(worker_module, "serve", fake)
     monkeypatch.setattr(batches, "WorkerMetrics", Silent)

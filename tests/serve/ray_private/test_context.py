@@ -5,6 +5,7 @@ import inspect
 from types import SimpleNamespace
 
 import pytest
+from ray import serve
 from ray.serve import context as serve_context
 from ray.serve._private import replica
 from ray.serve._private.common import RequestMetadata
@@ -127,3 +128,15 @@ def test_ray_changed_here():
     with context.batch_context([serve_context._RequestContext(multiplexed_model_id="a")]):
         assert serve_context._get_serve_batch_request_context()[0].multiplexed_model_id == "a"
     assert serve_context._get_serve_batch_request_context() == []
+
+
+def test_multiplexed_methods_are_known():
+    """Where this fails, Serve has changed: see what `@serve.multiplexed` returns now."""
+
+    @serve.multiplexed(max_num_models_per_replica=2)
+    async def model_of(model_id):
+        return model_id
+
+    assert context.is_multiplexed(model_of)
+    assert not context.is_multiplexed(test_multiplexed_methods_are_known)
+    assert not context.is_multiplexed("a text")

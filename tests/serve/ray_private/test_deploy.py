@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from ray import serve
+from ray.serve._private import client as serve_client
 from ray.serve._private.config import DeploymentConfig
 from ray.serve.schema import _deployment_info_to_schema
 
@@ -87,3 +88,31 @@ def test_loopback_unless_told_otherwise(haproxy, of_serve):
         check=True,
     )
     assert done.stdout.split() == [of_serve, "127.0.0.1", "127.0.0.1", "0.0.0.0"]
+
+
+def test_what_fails_is_explained_by_serve_run(monkeypatch):
+    """Where the first assertion fails, Serve has changed: see where `serve.run` waits now."""
+    assert callable(serve_client.ServeControllerClient._wait_for_application_running)
+
+    class Client:
+        def _wait_for_application_running(self, name, timeout_s=-1):
+            if name != "runs":
+                raise RuntimeError("Failed to update the deployments ['m-worker'].")
+
+    states = {
+        "m-worker": SimpleNamespace(status="DEPLOY_FAILED", message="because"),
+        "m": SimpleNamespace(status="HEALTHY", message=""),
+    }
+    status = SimpleNamespace(applications={"ours": SimpleNamespace(deployments=states)})
+    monkeypatch.setattr(deploy, "serve_client", SimpleNamespace(ServeControllerClient=Client))
+    monkeypatch.setattr(deploy, "serve", SimpleNamespace(status=lambda: status))
+    monkeypatch.setattr(deploy, "frontends", lambda: {"ours": "m"})
+    for _ in range(2):  # installed once
+        deploy.explain_failures(str.upper)
+    Client()._wait_for_application_running("runs")
+    for name, said in (("ours", " m-worker: BECAUSE"), ("another's", "")):
+        with pytest.raises(RuntimeError) as failed:
+            Client()._wait_for_application_running(name, timeout_s=1)
+        assert str(failed.value) == f"Failed to update the deployments ['m-worker'].{said}"
+    monkeypatch.setattr(deploy, "serve_client", None)
+    deploy.explain_failures(str.upper)

@@ -51,7 +51,7 @@ class Staging:
 @in_loop
 async def test_the_batch_sent_ahead_is_staged_while_another_runs(app):
     async with app(Staging, policy="eager") as (_, worker):
-        model = worker.models._instances["m"]
+        model = worker.models.instances["m"]
         first = asyncio.create_task(worker.execute(piece("a", 1), "w0"))
         await until(lambda: model.is_running)
         ahead = [
@@ -68,7 +68,7 @@ async def test_the_batch_sent_ahead_is_staged_while_another_runs(app):
 @in_loop
 async def test_a_batch_whose_staging_fails_fails(app):
     async with app(Staging, policy="eager") as (_, worker):
-        model = worker.models._instances["m"]
+        model = worker.models.instances["m"]
         first = asyncio.create_task(worker.execute(piece("a", 1), "w0"))
         await until(lambda: model.is_running)
         (failed,) = (await worker.execute(piece("b", "bad"), "w0")).results
@@ -94,7 +94,7 @@ class OfVariants(Staging):
 async def test_a_network_may_say_that_staging_ahead_gains_nothing(app, ahead):
     variants = {"v": {"accuracy": 1, "load": Network, "args": (ahead,)}}
     async with app(OfVariants, policy="eager", model={"variants": variants}) as (_, worker):
-        model, (variant,) = worker.models._instances["m"], worker.models.loaded
+        model, (variant,) = worker.models.instances["m"], worker.models.loaded
         first = asyncio.create_task(worker.execute(piece("a", 1, variant=variant), "w0"))
         await until(lambda: model.is_running)
         await worker.execute(piece("b", 2, variant=variant), "w0")
