@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_slo.core import BatchStatus
-from ray_slo.errors import BadInput, Expired, RefusedEarly, WorkerLost
+from ray_slo.errors import Expired, RefusedEarly, WorkerLost
 from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.frontend.ledger import (
     CONSEQUENCES,
@@ -93,16 +93,19 @@ class Workers:
     def __init__(self, scheduler, *ends):
         self.scheduler, self.planned = scheduler, {}
         self.ends, self.calls, self.stops = [*ends], [], []
+        self.over = set()  # requests that must not run again: they ran, or their client left
         self.there, self.most, self.exec_s = {"w0", "w1"}, 2, EXEC_S
 
     async def execute(self, grant, share):
         ids = [entry.id for entry in share]
         self.calls.append((grant.worker, ids))
+        assert not self.over.intersection(ids)
         self.scheduler.elsewhere.update(ids)
         end = self.planned.pop(grant.batch_id, None) or (self.ends.pop(0) if self.ends else done)
         await asyncio.sleep(self.exec_s)
         if end is not ended_itself:
             self.scheduler.elsewhere.subtract(ids)
+        self.over.update(ids if end in (done, failed) else ())
         return end(share)
 
     async def preempt(self, stop):
@@ -530,6 +533,7 @@ async def live_through(steps):
                 world.ledger.heard([Refusal((i,), one, 1.0)])
         elif kind == "leave" and one < len(tasks):
             tasks[one].cancel()
+            world.workers.over.add(one)
         elif kind == "reset":
             scheduler.queued.clear()
             world.ledger.resubmit()
@@ -546,7 +550,7 @@ async def live_through(steps):
         for task, deadline in zip(tasks, deadlines, strict=True):
             assert task.done() or now < deadline + GRACE_S + 0.01
     assert (len(world.ledger), scheduler.queued) == (0, {})
-    allowed = RefusedEarly | Expired | WorkerLost | BadInput | TypeError
+    allowed = RefusedEarly | Expired | WorkerLost | TypeError
     for i, task in enumerate(tasks):
         if not task.cancelled() and (error := task.exception()) is not None:
             assert isinstance(error, allowed)
