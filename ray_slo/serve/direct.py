@@ -8,9 +8,9 @@ call is one message in each direction, on a Unix socket that stays open. The wor
 address (`Listener.address`). A frontend sends pieces this way only after it is connected. A
 frontend on another machine cannot connect, and continues with Serve's handle.
 
-Items are sent as plain pickles. Large arrays and bytes are beside the pickle, and are not copied
-into it. Those of a call go through shared memory (`serve.shared`), if the other side can open it.
-Serve's handle is also used for items that plain pickle cannot take, and for those that hold
+Messages are plain pickles; `serve.payloads` pickles what users' code gives. Large arrays and bytes
+are beside the pickle, and are not copied into it. Those of a call go through shared memory
+(`serve.shared`), if the other side can open it. Serve's handle is also used for items that hold
 references to Ray's objects, which only Ray can pass on.
 
 Only processes of the same user are accepted; the kernel names the user of a socket. The sockets are
@@ -45,10 +45,9 @@ logger = logging.getLogger(__name__)
 
 _SIZE = struct.Struct("<Q")  # size of the rest: call, number of parts, table of parts, the parts
 _HEAD = struct.Struct("<QI")
-_PART = struct.Struct("<Qq?")  # a part's size, its place in shared memory, whether it is read-only
+_PART = struct.Struct("<Qq?")  # a part's size, its place in shared memory, whether it is bytes
 _INLINE = -1  # the place of a part that is in the message itself
 _READ = 65_536  # number of bytes to read ahead
-_APART = 16_384  # data of at least this many bytes is put beside the pickle
 _SHARED = 65_536  # parts of at least this many bytes go through shared memory
 _ALIGNED = 64  # parts begin at multiples of this many bytes
 _AGAIN_S = 5.0  # seconds between attempts to connect
@@ -65,21 +64,16 @@ class Disconnected(Exception):
     """The other side ended during a call."""
 
 
-class _Apart:
-    """Bytes that are sent beside the pickle."""
+class NotRead(Exception):
+    """A message cannot be read at the other end.
 
-    __slots__ = ("data",)
+    Attributes:
+        call: its call.
+    """
 
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return bytes, (pickle.PickleBuffer(self.data),)
-
-
-def apart(value: Any) -> Any:
-    """Return the value for a message. Large bytes are not copied into its pickle."""
-    return _Apart(value) if type(value) is bytes and len(value) >= _APART else value
+    def __init__(self, call: int, said: str) -> None:
+        super().__init__(call, said)
+        self.call = call
 
 
 def _refused(found: Any) -> NoReturn:
@@ -126,7 +120,7 @@ def _message(
     placed: list[tuple[memoryview, int | None]] = [(pickled, None)]
     placed += [(view, lend(view)) for view in views]
     head = _HEAD.pack(call, len(placed)) + b"".join(
-        _PART.pack(part.nbytes, _INLINE if place is None else place, part.readonly)
+        _PART.pack(part.nbytes, _INLINE if place is None else place, type(part.obj) is bytes)
         for part, place in placed
     )
     written: list[Any] = []
@@ -147,20 +141,26 @@ def decode(message: memoryview, lent: mmap.mmap | None = None) -> tuple[int, Any
 
     Args:
         lent: the sender's shared memory, if parts are there.
+
+    Raises:
+        NotRead: the value cannot be unpickled.
     """
     call, count = _HEAD.unpack_from(message)
     at = _HEAD.size + _PART.size * count
     parts: list[Any] = []
-    for size, place, is_read_only in _PART.iter_unpack(message[_HEAD.size : at]):
+    for size, place, is_bytes in _PART.iter_unpack(message[_HEAD.size : at]):
         if place != _INLINE:
             assert lent is not None
             with memoryview(lent) as memory, memory[place : place + size] as part:
-                parts.append(bytes(part) if is_read_only else bytearray(part))
+                parts.append(bytes(part) if is_bytes else bytearray(part))
             continue
         at += -at % _ALIGNED
         parts.append(message[at : at + size])
         at += size
-    return call, pickle.loads(parts[0], buffers=parts[1:])
+    try:
+        return call, pickle.loads(parts[0], buffers=parts[1:])
+    except Exception as error:
+        raise NotRead(call, f"{type(error).__name__}: {error}") from error
 
 
 class _Messages(asyncio.BufferedProtocol, abc.ABC):
@@ -232,6 +232,10 @@ class _Messages(asyncio.BufferedProtocol, abc.ABC):
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
+
+
+async def _failed(error: Exception) -> NoReturn:
+    raise error
 
 
 def _peer(line: Any) -> tuple[int, int]:
@@ -307,7 +311,11 @@ class Connection(_Messages):
             self._lent.free(place)
 
     def _hear(self, message: memoryview) -> None:
-        call, said = decode(message)
+        said: tuple[bool, Any]
+        try:
+            call, said = decode(message)
+        except NotRead as error:  # other calls go on
+            call, said = error.call, (False, error)
         self._take_back(call)
         future = self._calls.get(call)
         if future is not None and not future.done():
@@ -347,14 +355,18 @@ class _Answering(_Messages):
         return await self._answer(value)
 
     def _hear(self, message: memoryview) -> None:
-        call, value = decode(message, self._lent)
-        task = asyncio.get_running_loop().create_task(self._respond(call, value))
+        try:
+            call, value = decode(message, self._lent)
+            answer = self._answer_to(value)
+        except NotRead as error:  # other calls go on
+            call, answer = error.call, _failed(error)
+        task = asyncio.get_running_loop().create_task(self._respond(call, answer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _respond(self, call: int, value: Any) -> None:
+    async def _respond(self, call: int, answer: Awaitable[Any]) -> None:
         try:
-            said: tuple[bool, Any] = (True, await self._answer_to(value))
+            said: tuple[bool, Any] = (True, await answer)
         except Exception as error:
             said = (False, error)
             if call == _UNANSWERED:

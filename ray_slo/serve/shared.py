@@ -47,20 +47,32 @@ class Lent:
         self.offer = Offer(self._file, size)
 
     def put(self, data: memoryview) -> int | None:
-        """Copy bytes into the memory. Return their place, or None if there is no room."""
+        """Copy bytes into the memory. Return their place, or None if there is no room for them,
+        or the system has no memory."""
         size = data.nbytes
         room = -(-size // _PAGE) * _PAGE
         found = next((i for i, (a, b) in enumerate(self._gaps) if b - a >= room), None)
         if found is None:
             return None
         begin, end = self._gaps[found]
+        if not self._is_written(data, begin):
+            if not self._taken:
+                self._give_back()
+            return None
         self._gaps[found : found + 1] = [(begin + room, end)] if end - begin > room else []
         self._taken[begin] = begin + room
-        self._memory[begin : begin + size] = data
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         return begin
+
+    def _is_written(self, data: memoryview, begin: int) -> bool:
+        """Write bytes, and return whether the system had memory for them."""
+        # A write into mapped memory would end the process (SIGBUS) if it has none.
+        try:
+            return os.pwrite(self._file, data, begin) == data.nbytes
+        except OSError:
+            return False
 
     def free(self, begin: int) -> None:
         """Note that the receiver no longer needs the bytes at a place."""
@@ -75,7 +87,10 @@ class Lent:
         self._gaps = merged
         if not self._taken:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(_KEEP_S, self._memory.madvise, mmap.MADV_REMOVE)
+            self._timer = loop.call_later(_KEEP_S, self._give_back)
+
+    def _give_back(self) -> None:
+        self._memory.madvise(mmap.MADV_REMOVE)
 
     def close(self) -> None:
         """Free the memory. Receivers that have opened it keep it until they close it."""

@@ -14,6 +14,16 @@ from ray_slo.policies.registry import make_policy
 BASE_S = 0.03  # execution time of any batch
 
 
+class Unread:
+    """Can be pickled, and not read."""
+
+    def __init__(self, one, two):
+        pass
+
+    def __reduce__(self):
+        return Unread, (1,)
+
+
 class Tasks:
     """Square a number; a pair (what, argument) is an instruction, such as to fail."""
 
@@ -25,8 +35,8 @@ class Tasks:
 
     @staticmethod
     def preprocess(item):
-        if item == "lock":
-            return threading.Lock()
+        if item in ("lock", "unread"):
+            return threading.Lock() if item == "lock" else Unread(1, 2)
         if item == "bad":
             raise ValueError("this item is bad")
         return tuple(item) if isinstance(item, list | tuple) else float(item)
@@ -62,6 +72,8 @@ class Tasks:
             until = time.monotonic() + 60
             while not Path(f"{argument}.go").exists() and time.monotonic() < until:
                 time.sleep(0.01)
+        if what == "unread":
+            return Unread(1, 2)
         return threading.Lock() if what == "lock" else os.getpid()
 
 

@@ -116,6 +116,8 @@ def test_http_deadline_that_cannot_be_met_is_refused_at_once(app, header, value)
         ({"json": "bad"}, 422, "this item is bad"),
         ({"json": 1, "headers": {"x-slo-latency-ms": "soon"}}, 400, "x-slo-latency-ms"),
         ({"json": "lock"}, 422, "cannot be pickled"),
+        ({"json": "unread"}, 422, "an item of type Unread cannot be sent to a worker"),
+        ({"json": ["unread", 0]}, 500, "a result of type Unread cannot be sent"),
         ({"json": ["raise", "value"]}, 500, "poison"),
     ],
 )
@@ -140,7 +142,8 @@ def test_http_unknown_model_and_method(app):
         (("raise", "stop"), RuntimeError, "StopIteration: stop"),
         (("raise", "exit"), RuntimeError, "SystemExit: exit"),
         (("drop_one", 0), BatchResultError, "was given 1 item and returned 0 results"),
-        (("lock", 0), TypeError, "pickle"),
+        (("lock", 0), BatchResultError, "a result of type lock cannot be sent: it cannot be pick"),
+        (("unread", 0), BatchResultError, "it cannot be read there: TypeError: Unread.__init__"),
         ("bad", BadInput, "this item is bad"),
         ("lock", BadInput, "cannot be pickled"),
     ],
@@ -153,12 +156,21 @@ def test_an_error_reaches_its_caller_and_nobody_else(app, item, error, says):
     assert handle.remote(2).result() == {"value": 4.0}
 
 
-def test_unpicklable_input_spares_its_batch(app):
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [
+        ("lock", BadInput),
+        ("unread", BadInput),
+        (("lock", 0), BatchResultError),
+        (("unread", 0), BatchResultError),
+    ],
+)
+def test_what_cannot_be_sent_spares_its_batch(app, bad, error):
     handle, _ = app
-    calls = [handle.remote("lock" if x == 7 else x) for x in range(20)]
+    calls = [handle.remote(bad if x == 7 else x) for x in range(20)]
     for x, call in enumerate(calls):
         if x == 7:
-            with pytest.raises(BadInput):
+            with pytest.raises(error, match="cannot be sent"):
                 call.result()
         else:
             assert call.result() == {"value": float(x * x)}

@@ -9,9 +9,11 @@ frontend lives, and every worker that lives is given work again.
 
 import asyncio
 import logging
+import math
 import os
 import time
 from collections import Counter
+from typing import ClassVar
 
 import pytest
 from hypothesis import HealthCheck, example, given, note, settings
@@ -31,7 +33,10 @@ LATE_S = 1.1  # after its deadline a request has its answer
 class Model:
     """An item is (name, seconds, what happens)."""
 
+    ran: ClassVar = []  # (name, time when it began)
+
     async def __call__(self, items):
+        self.ran.extend((name, time.monotonic()) for name, _, _ in items)
         for _ in range(4):
             await asyncio.sleep(max(seconds for _, seconds, _ in items) / 4)
             ray_slo.checkpoint()
@@ -94,6 +99,7 @@ class Sequence:
     def __init__(self, spec):
         self.world = processes.World(spec, 3, 2)
         self.asked = []
+        Model.ran.clear()
 
     def ask(self, place, model, seconds, slo_ms, what=""):
         process = self.world.at(place)
@@ -197,6 +203,9 @@ class Sequence:
             assert len(asked.answers) == 1 or asked.process.is_dead, asked
             if asked.answers and not asked.process.was_still:
                 assert asked.answered_at <= asked.deadline + LATE_S, asked
+            # It may have been on its way to a worker when its client left.
+            later = [at for name, at in Model.ran if name == asked.name and at > asked.left_at]
+            assert len(later) <= 1, asked
 
 
 class Asked:
@@ -205,7 +214,7 @@ class Asked:
     def __init__(self, process, name, deadline, what):
         self.process, self.name, self.deadline, self.what = process, name, deadline, what
         self.answers, self.answered_at = [], None
-        self.task, self.is_cancelled = None, False
+        self.task, self.is_cancelled, self.left_at = None, False, math.inf
 
     def __repr__(self):
         return f"request {self.name} at {self.process}: {self.answers}"
@@ -229,7 +238,7 @@ class Asked:
 
     def cancel(self):
         if self.task is not None:
-            self.is_cancelled = True
+            self.is_cancelled, self.left_at = True, time.monotonic()
             self.task.cancel()
 
 

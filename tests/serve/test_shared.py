@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import subprocess
 import sys
 
@@ -125,6 +126,20 @@ def test_it_is_closed_while_it_is_in_use(memory):
     memory.free(place)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(file)
+
+
+def test_a_system_without_memory_for_it(memory):
+    """The limit is that of the size of files. Python ignores its signal."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 * PAGE, before[1]))
+    try:
+        assert memory.put(memoryview(bytes(3 * PAGE))) is None
+        assert pages(memory) == 0  # though a part of it was written
+        assert memory.put(memoryview(bytes(2 * PAGE))) == 0
+        assert memory.put(memoryview(b"1")) is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert memory.put(memoryview(bytes(6 * PAGE))) == 2 * PAGE
 
 
 def test_a_system_without_such_files(monkeypatch):

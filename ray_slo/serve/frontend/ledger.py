@@ -21,7 +21,7 @@ from ray_slo.core.quantile import FEW_SAMPLES, Quantile
 from ray_slo.core.requests import Upstream
 from ray_slo.core.trees import stream_of
 from ray_slo.serve.config.spec import AppSpec, VariantRef
-from ray_slo.serve.errors import BadInput, Expired, RefusedEarly, WorkerLost, predicted
+from ray_slo.serve.errors import Expired, RefusedEarly, WorkerLost, predicted
 from ray_slo.serve.frontend.tree import Visit
 from ray_slo.serve.messages import Grant, Message, PieceResult, Refusal, Stop, Submit
 from ray_slo.serve.watch.tracing import NOT_TRACED, RequestTrace, name_of
@@ -127,8 +127,7 @@ class Outcome(enum.Enum):
     NOT_SENT = "the router knows no such worker"
     LOST = "the worker ended"
     ENDED_ITSELF = "the worker ended itself, and a request may be why"
-    UNPICKLABLE = "an item could not be sent, and is refused"
-    FAILED = "the results cannot be sent, most likely"
+    FAILED = "the call failed"
     LATE = "the batch had to start without the share"
     PREEMPTED = "the batch was stopped"
     DONE = "results came"
@@ -143,7 +142,6 @@ class Consequence(NamedTuple):
         costs_retry: whether to count one of `retries`, and fail requests that have none left.
         again: reason to submit the requests again. Empty: do not.
         when_safe: whether to submit them only when other workers are up.
-        send_rest: whether to send the requests that still wait once more.
     """
 
     worker_lost: bool = False
@@ -151,7 +149,6 @@ class Consequence(NamedTuple):
     costs_retry: bool = False
     again: str = ""
     when_safe: bool = False
-    send_rest: bool = False
 
 
 _LOST = Consequence(worker_lost=True, costs_retry=True, again="worker_lost")
@@ -160,7 +157,6 @@ CONSEQUENCES = {
     Outcome.NOT_SENT: Consequence(worker_lost=True, again="worker_not_there"),
     Outcome.LOST: _LOST,
     Outcome.ENDED_ITSELF: _LOST._replace(when_safe=True),
-    Outcome.UNPICKLABLE: Consequence(send_rest=True),
     Outcome.FAILED: Consequence(withdrawn=True),
     Outcome.LATE: Consequence(again="came_too_late"),
     Outcome.PREEMPTED: Consequence(again="preempted"),
@@ -366,8 +362,6 @@ class Ledger:
         elif outcome is Outcome.FAILED:
             for entry in share:
                 _fail(entry, said)
-        if then.send_rest:
-            await self.send(grant)
         if then.when_safe:
             await self._submit_when_safe(share, grant.worker, then.again)
         elif then.again:
@@ -393,8 +387,7 @@ class Ledger:
             logger.warning("worker %s is lost: %s", grant.worker, error)
             return Outcome.ENDED_ITSELF if error.own_end else Outcome.LOST, error
         except Exception as error:
-            any_refused = self._refuse_unpicklable(share)
-            return Outcome.UNPICKLABLE if any_refused else Outcome.FAILED, error
+            return Outcome.FAILED, error
         finally:
             del self._due[grant.batch_id]
         took_s = self._clock() - sent_at
@@ -466,17 +459,6 @@ class Ledger:
                 before = f", and so were {entry.retries - 1} before" * (entry.retries > 1)
                 said = f"worker {worker} was lost with the request{before}"
                 _fail(entry, WorkerLost(said, worker=worker, **entry.context))
-
-    def _refuse_unpicklable(self, share: list[Entry]) -> bool:
-        """Refuse items that cannot be pickled. Return whether there were any."""
-        poison = [e for e in share if not self._workers.can_take(e.item)]
-        for entry in poison:
-            said = (
-                f"an item of type {type(entry.item).__name__} cannot be sent to a worker: it "
-                "cannot be pickled"
-            )
-            _fail(entry, BadInput(said, field="item", **entry.context))
-        return bool(poison)
 
 
 def _fail(entry: Entry, error: BaseException) -> None:

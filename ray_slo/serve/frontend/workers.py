@@ -7,20 +7,19 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import ray
-from ray import cloudpickle
 
 from ray_slo.core.policy import Expected
 from ray_slo.serve.config.spec import AppSpec, worker_deployment
-from ray_slo.serve.direct import Connection, Connections, Disconnected, NotDirect, apart
+from ray_slo.serve.direct import Connections, Disconnected, NotDirect
 from ray_slo.serve.errors import ConfigError, NotReady
 from ray_slo.serve.frontend.ledger import Entry, WorkerGone
 from ray_slo.serve.frontend.startup import Startup
 from ray_slo.serve.frontend.surroundings import Surroundings
 from ray_slo.serve.messages import Capacity, Grant, Heartbeat, Piece, PieceResult, Stop
+from ray_slo.serve.payloads import Items
 from ray_slo.serve.scheduler.channel import Channel
 from ray_slo.serve.watch import tracing
 
@@ -71,12 +70,6 @@ class Up(NamedTuple):
     most: int
 
 
-async def _direct(connection: Connection, piece: Piece) -> PieceResult:
-    sent = replace(piece, items=[apart(item) for item in piece.items])
-    result: PieceResult = await connection.call(sent)
-    return result
-
-
 class Workers:
     """The workers' deployments.
 
@@ -122,14 +115,14 @@ class Workers:
         Raises:
             WorkerLost: the share was not sent, because there is no such worker.
             WorkerGone: the worker ended during the call.
-            Exception: an item, or a result, cannot be pickled.
+            Exception: the call failed.
         """
         traces = [entry.trace for entry in share]
         sizes = tuple(entry.size for entry in share)
         piece = Piece(
             batch_id=grant.batch_id,
             variant=grant.variant,
-            items=[entry.item for entry in share],
+            items=Items(entry.item for entry in share),
             piece=grant.piece,
             num_pieces=grant.num_pieces,
             start_by_s=grant.start_by_s,
@@ -141,10 +134,11 @@ class Workers:
             connection = None if piece.traces else self._connections.to(grant.kind, grant.worker)
             if connection is not None:
                 with contextlib.suppress(NotDirect):
-                    return await _direct(connection, piece)
+                    result: PieceResult = await connection.call(piece)
+                    return result
             with tracing.call_of(traces):
                 call = self._handles[grant.kind].execute.remote(piece, worker=grant.worker)
-                result: PieceResult = await call
+                result = await call
         except _GONE as error:
             said = type(error).__name__
             raise WorkerGone(said, self._around.ended_itself(grant.worker)) from error
@@ -163,14 +157,6 @@ class Workers:
             await self._handles[stop.kind].preempt.remote(stop.batch_id, worker=stop.worker)
         except Exception as error:
             logger.info("batch %s could not be preempted: %r", stop.batch_id, error)
-
-    def can_take(self, item: Any) -> bool:
-        """Return whether an item can be pickled."""
-        try:
-            cloudpickle.dumps(item)
-        except Exception:
-            return False
-        return True
 
     # -- what they can serve ---------------------------------------------------------------
 

@@ -17,9 +17,10 @@ from ray_slo.core import LatencyProfile
 from ray_slo.core.cluster import Assigned
 from ray_slo.models.checkpoint import warn_of_checkpoints
 from ray_slo.serve.config.spec import AppSpec, worker_deployment
-from ray_slo.serve.direct import Listener, apart
+from ray_slo.serve.direct import Listener
 from ray_slo.serve.memory import vitals
 from ray_slo.serve.messages import BatchReport, Heartbeat, Piece, PieceResult, WorkerMemory
+from ray_slo.serve.payloads import Results, Unreadable
 from ray_slo.serve.planner.links import Follower
 from ray_slo.serve.ray_private.actors import this_node
 from ray_slo.serve.ray_private.context import count_only
@@ -203,14 +204,19 @@ class Worker:
         Args:
             worker: this replica's id; the router sends the call to it.
         """
-        return await self.batches.execute(piece)
+        return await self._heard(piece)
 
     async def _heard(self, piece: Piece) -> PieceResult:
-        """Run one piece that a directly connected frontend has sent."""
+        """Run one piece of a batch. Items that could not be read fail alone."""
+        items = piece.items
+        if any(type(item) is Unreadable for item in items):
+            piece = replace(piece, items=[i for i in items if type(i) is not Unreadable])
         result = await self.batches.execute(piece)
         if result.results is None:
             return result
-        return replace(result, results=[(ok, apart(value)) for ok, value in result.results])
+        found = iter(result.results)
+        share = [(False, i.of_item()) if type(i) is Unreadable else next(found) for i in items]
+        return replace(result, results=Results(share))
 
     async def address(self, worker: str) -> str:
         """The address for frontends of this machine; empty if they cannot connect.

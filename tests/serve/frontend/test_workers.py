@@ -1,7 +1,6 @@
 """How a frontend calls its workers, with plain fakes for their handles and the scheduler."""
 
 import asyncio
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -114,12 +113,6 @@ async def test_requests_are_let_in_while_the_scheduler_starts_if_serve_says_that
         refused = await there.refusal("m", 30.0)
         assert (refused is None) == (running == 1)
         looking.cancel()
-
-
-@in_loop
-async def test_what_can_be_pickled_can_be_sent():
-    assert workers().can_take([1, lambda: 2])
-    assert not workers().can_take(threading.Lock())
 
 
 def test_another_deployment_of_the_name_is_refused():

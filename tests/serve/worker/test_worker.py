@@ -1,8 +1,16 @@
-"""What a worker tells its scheduler, in order."""
+"""What a worker tells its scheduler, in order, and what it hears from frontends."""
 
 import asyncio
+import threading
 
+import pytest
+
+from ray_slo.errors import BadInput, BatchResultError
+from ray_slo.serve.direct import Connections, Listener
 from tests.serve import clock
+from tests.serve.fakes import Wire
+from tests.serve.loops import until
+from tests.serve.test_payloads import NeverRead, over_handle
 
 
 class Slow:
@@ -43,5 +51,62 @@ def test_who_leaves_a_group_is_not_taken_for_one_of_its_workers_again(app):
             await joining
             assert old.heard == [{"m"}, set()]  # it takes leave last
             assert new.heard[0] == worker.announced == {"m"}
+
+    clock.run(scenario())
+
+
+class Doubles:
+    """Doubles an item. A text names a result."""
+
+    ran: list = []  # noqa: RUF012
+
+    async def __call__(self, items):
+        self.ran += items
+        await asyncio.sleep(0.01)
+        named = {"never read": NeverRead(1, 2), "never pickled": threading.Lock()}
+        return [named[i] if isinstance(i, str) else 2 * i for i in items]
+
+
+class PickledWire(Wire):
+    """Pickles pieces and results, as Ray does."""
+
+    def __getattr__(self, name):
+        found = super().__getattr__(name)
+        call = found.remote
+
+        async def execute(piece, worker):
+            return over_handle(await call(over_handle(piece), worker=worker))
+
+        if name == "execute":
+            found.remote = execute
+        return found
+
+
+@pytest.mark.parametrize("way", ["socket", "handle"])
+def test_what_cannot_be_sent_harms_no_other_call(app, way):
+    async def scenario():
+        Doubles.ran.clear()
+        async with app(Doubles, "eager") as (front, worker):
+            workers = front._workers
+            listener = Listener(worker._heard)
+            if way == "handle":
+                workers._handles = {"default": PickledWire(worker)}
+            else:
+                await listener.begin()
+                address = asyncio.sleep(0, listener.address)
+                workers._connections = Connections(lambda *_: address, asyncio.ensure_future)
+                await until(lambda: workers._connections.to("default", "w0"))
+                workers._handles = {}  # so no call goes this way
+            bad = [NeverRead(1, 2), threading.Lock(), "never read", "never pickled"]
+            items = [item for i in range(10) for item in (i, bad[i % 4])]
+            said = await asyncio.gather(*map(front, items), return_exceptions=True)
+            assert said[::2] == [2 * i for i in range(10)]
+            kinds = [BadInput, BadInput, BatchResultError, BatchResultError]
+            assert [type(error) for error in said[1::2]] == [kinds[i % 4] for i in range(10)]
+            assert sorted(i for i in Doubles.ran if isinstance(i, int)) == list(range(10))
+            connection = workers._connections.to("default", "w0")
+            assert way == "handle" or connection.is_open
+            workers._connections.close()
+            listener.close()
 
     clock.run(scenario())
