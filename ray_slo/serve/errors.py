@@ -315,7 +315,8 @@ class OutOfMemory(SLOError):
 
 
 class BatchResultError(SLOError):
-    """A batch method returned no list, or one of another length than its input. HTTP 500."""
+    """A batch method returned no list, one of another length than its input, or a result that
+    cannot be sent. HTTP 500."""
 
     default_reason = "batch_result"
 

@@ -135,7 +135,7 @@ def _alone(value: Any, file: io.BytesIO, buffers: list[Any]) -> Unreadable | _Pl
             buffer.raw()
     except BaseException as error:  # it runs users' code
         logger.warning("a %s cannot be pickled: %s", type(value).__name__, in_words(error))
-        return Unreadable(type(value).__name__, f"it cannot be pickled: {_why(error)}")
+        return Unreadable(type(value).__name__, f"it cannot be pickled: {why(error)}")
     return _Plain(value) if pickler.has_reference else None
 
 
@@ -167,14 +167,14 @@ def _read(
                 found.append(pickle.loads(view[at:end], buffers=parts))
         except BaseException as error:  # it runs users' code
             logger.warning("a %s cannot be read: %s", kind, in_words(error))
-            found.append(Unreadable(kind, f"it cannot be read there: {_why(error)}"))
+            found.append(Unreadable(kind, f"it cannot be read there: {why(error)}"))
         at, first = end, last
     return found
 
 
-def _why(error: BaseException) -> str:
-    """Return an error in words, for clients: without the paths that Python puts into them."""
-    return clipped(_PATH.sub("…", in_words(error)), MAX_MESSAGE)
+def why(error: BaseException) -> str:
+    """Return an error in words for clients: its first line, without paths."""
+    return clipped(_PATH.sub("…", in_words(error).partition("\n")[0]), MAX_MESSAGE)
 
 
 # -- types -------------------------------------------------------------------------------------

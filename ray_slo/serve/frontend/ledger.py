@@ -349,6 +349,14 @@ class Ledger:
         """Send this frontend's share of a batch, and carry out the consequences of the outcome."""
         found = [self._entries.get(i) for i in grant.request_ids]
         share = [e for e in found if e is not None and not e.future.done()]
+        try:
+            await self._send(grant, share)
+        except Exception as error:  # whatever it is, nobody waits for it until the deadline
+            logger.exception("batch %s failed inside the frontend", grant.batch_id)
+            for entry in share:
+                _fail(entry, error)
+
+    async def _send(self, grant: Grant, share: list[Entry]) -> None:
         outcome, said = await self._call(grant, share)
         then = CONSEQUENCES[outcome]
         if then.worker_lost:
@@ -389,7 +397,7 @@ class Ledger:
         except Exception as error:
             return Outcome.FAILED, error
         finally:
-            del self._due[grant.batch_id]
+            self._due.pop(grant.batch_id, None)
         took_s = self._clock() - sent_at
         report = result.report
         if report is None:

@@ -14,12 +14,12 @@ import ray
 from ray_slo.core.policy import Expected
 from ray_slo.serve.config.spec import AppSpec, worker_deployment
 from ray_slo.serve.direct import Connections, Disconnected, NotDirect
-from ray_slo.serve.errors import ConfigError, NotReady
+from ray_slo.serve.errors import BatchResultError, ConfigError, NotReady
 from ray_slo.serve.frontend.ledger import Entry, WorkerGone
 from ray_slo.serve.frontend.startup import Startup
 from ray_slo.serve.frontend.surroundings import Surroundings
 from ray_slo.serve.messages import Capacity, Grant, Heartbeat, Piece, PieceResult, Stop
-from ray_slo.serve.payloads import Items
+from ray_slo.serve.payloads import Items, why
 from ray_slo.serve.scheduler.channel import Channel
 from ray_slo.serve.watch import tracing
 
@@ -115,6 +115,7 @@ class Workers:
         Raises:
             WorkerLost: the share was not sent, because there is no such worker.
             WorkerGone: the worker ended during the call.
+            BatchResultError: Ray could not carry the call.
             Exception: the call failed.
         """
         traces = [entry.trace for entry in share]
@@ -142,6 +143,14 @@ class Workers:
         except _GONE as error:
             said = type(error).__name__
             raise WorkerGone(said, self._around.ended_itself(grant.worker)) from error
+        except ray.exceptions.RayError as error:
+            cause = getattr(error, "cause", error)
+            if not isinstance(cause, ray.exceptions.RayError):
+                raise
+            # Ray could not carry the call; what it says has a stack trace.
+            logger.warning("a call of worker %s failed: %s", grant.worker, error)
+            said = f"Ray could not pass the batch on: {why(cause)}"
+            raise BatchResultError(said) from error
         return result
 
     def close(self) -> None:

@@ -210,7 +210,9 @@ class Worker:
         """Run one piece of a batch. Items that could not be read fail alone."""
         items = piece.items
         if any(type(item) is Unreadable for item in items):
-            piece = replace(piece, items=[i for i in items if type(i) is not Unreadable])
+            read = [i for i, item in enumerate(items) if type(item) is not Unreadable]
+            sizes = tuple(piece.sizes[i] for i in read) if piece.sizes else ()
+            piece = replace(piece, items=[items[i] for i in read], sizes=sizes)
         result = await self.batches.execute(piece)
         if result.results is None:
             return result

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import ray
 
-from ray_slo.errors import ConfigError, WorkerLost
+from ray_slo.errors import BatchResultError, ConfigError, WorkerLost
 from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.frontend.ledger import Asked, Entry, WorkerGone
 from ray_slo.serve.frontend.startup import Deployment
@@ -63,6 +63,26 @@ async def test_what_the_router_says_is_passed_on():
 
     with pytest.raises(WorkerLost):
         await workers(execute).execute(GRANT, [])
+
+
+@in_loop
+async def test_an_error_of_ray_itself_is_said_without_its_stack_trace():
+    trace = 'Traceback:\n  File "/srv/app/model.py", line 1'
+
+    async def execute(piece, worker):
+        raise ray.exceptions.RaySystemError("no /srv/app/model.py there", trace)
+
+    with pytest.raises(BatchResultError) as failed:
+        await workers(execute).execute(GRANT, [])
+    assert str(failed.value).startswith("Ray could not pass the batch on: RaySystemError: ")
+    assert "/srv" not in str(failed.value)
+
+    async def raises(piece, worker):
+        raise ray.exceptions.RayTaskError("e", trace, ValueError("said")).as_instanceof_cause()
+
+    with pytest.raises(ValueError) as raised:  # noqa: PT011
+        await workers(raises).execute(GRANT, [])
+    assert str(raised.value.cause) == "said"
 
 
 @in_loop
