@@ -46,7 +46,7 @@ def copied(value: _T) -> _T:
         return value
 
 
-def own(value: Any, other: Callable[[Any], Any], memo: dict[int, Any] | None = None) -> Any:
+def own(value: Any, other: Callable[[Any], Any]) -> Any:
     """Return a copy of a value that shares no memory with it.
 
     It copies arrays, tensors, Python's containers and dataclasses, with all that they contain.
@@ -54,12 +54,22 @@ def own(value: Any, other: Callable[[Any], Any], memo: dict[int, Any] | None = N
 
     Args:
         other: copies objects of any other class.
+    """
+    try:
+        return _own(value, other, {})
+    except RecursionError:  # no array lies that deep
+        return value
+
+
+def _own(value: Any, other: Callable[[Any], Any], memo: dict[int, Any]) -> Any:
+    """Return a copy.
+
+    Args:
         memo: copies so far, by the `id` of the original.
     """
     kind = type(value)
     if kind in _ATOMS:
         return value
-    memo = {} if memo is None else memo
     if id(value) in memo:
         return memo[id(value)]
     if kind is list or kind is dict or isinstance(value, list | dict):
@@ -68,18 +78,18 @@ def own(value: Any, other: Callable[[Any], Any], memo: dict[int, Any] | None = N
         if not _ATOMS.issuperset(map(type, parts)):
             places = range(len(value)) if isinstance(value, list) else list(value)
             for place in places:
-                made[place] = own(value[place], other, memo)
+                made[place] = _own(value[place], other, memo)
         return made
     if isinstance(value, tuple):
         if _ATOMS.issuperset(map(type, value)):
             return value
-        parts = [own(part, other, memo) for part in value]
+        parts = [_own(part, other, memo) for part in value]
         made = kind._make(parts) if hasattr(kind, "_make") else _tuple(kind, parts)
     elif isinstance(value, np.ndarray):
         made = value.copy(order="K")
         if value.dtype.hasobject and value.dtype.names is None:
             for at in np.ndindex(made.shape):
-                made[at] = own(made[at], other, memo)
+                made[at] = _own(made[at], other, memo)
     elif isinstance(value, _FLAT) or kind in (set, frozenset):
         made = copy.copy(value)
     elif kind is memoryview:
@@ -90,7 +100,7 @@ def own(value: Any, other: Callable[[Any], Any], memo: dict[int, Any] | None = N
         made = memo[id(value)] = copy.copy(value)
         for part in dataclasses.fields(value):
             if hasattr(value, part.name):
-                found = own(getattr(value, part.name), other, memo)
+                found = _own(getattr(value, part.name), other, memo)
                 object.__setattr__(made, part.name, found)  # it may be frozen
     else:
         made = other(value)

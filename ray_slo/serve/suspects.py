@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import functools
+import hashlib
 import logging
 import mmap
 import os
@@ -29,7 +30,6 @@ import time
 from contextvars import ContextVar
 from pathlib import Path
 from typing import NoReturn
-from urllib.parse import quote
 from uuid import uuid4
 
 logger = logging.getLogger(__name__)
@@ -229,19 +229,24 @@ def ended_itself(name: str, folder: Path | None = None) -> str:
     return ""
 
 
-def note_sick(deployment: str, folder: Path | None = None) -> None:
-    """Note that this process, a worker of the deployment, asks to be replaced."""
+def note_sick(workers: str) -> None:
+    """Note that this process, one of these workers, asks to be replaced."""
     with contextlib.suppress(OSError):
-        ((folder or _folder()) / f"{os.getpid()}-{_SICK}-{quote(deployment, '')}").touch()
+        (_folder() / f"{os.getpid()}-{_SICK}-{_digest(workers)}").touch()
 
 
-def sick_lately(deployment: str, within_s: float, folder: Path | None = None) -> int:
-    """Return how many workers of the deployment, on this machine, have asked to be replaced."""
+def sick_lately(workers: str, within_s: float) -> int:
+    """Return how many of these workers, on this machine, have lately asked to be replaced."""
     found = 0
     with contextlib.suppress(OSError):
-        for path in (folder or _folder()).glob(f"*-{_SICK}-{quote(deployment, '')}"):
+        for path in _folder().glob(f"*-{_SICK}-{_digest(workers)}"):
             found += time.time() - path.stat().st_mtime < within_s
     return found
+
+
+def _digest(text: str) -> str:
+    """Return a name for a file that stands for a text of any length."""
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
 def _warn(error: OSError) -> None:

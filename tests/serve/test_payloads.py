@@ -19,7 +19,8 @@ from ray_slo.errors import BadInput, BatchResultError
 from ray_slo.serve import direct
 from ray_slo.serve.frontend.tree import Outputs
 from ray_slo.serve.messages import AGAIN
-from ray_slo.serve.payloads import Items, Results, Unreadable, apart
+from ray_slo.serve.payloads import Items, Results, Unreadable
+from ray_slo.serve.results import as_it_is, own
 
 
 @dataclass
@@ -72,7 +73,7 @@ def sum_of(row):
 def test_a_row_does_not_change_when_its_array_is_filled_again(kind, place):
     rows = ROWS[kind]()
     value = PLACES[place](rows[1])
-    found = apart(value)
+    found = own(value, as_it_is)
     assert type(found) is type(value)
     if kind == "structured":
         rows["a"] = 5
@@ -86,51 +87,25 @@ def test_a_row_does_not_change_when_its_array_is_filled_again(kind, place):
 def test_a_row_in_inference_mode_and_a_batch_of_one():
     with torch.inference_mode():
         rows = torch.zeros(4, 3)
-        assert apart(rows[1]).untyped_storage().nbytes() == 12
+        assert own(rows[1], as_it_is).untyped_storage().nbytes() == 12
     rows = torch.zeros(1, 3)
-    found = apart(rows[0])
+    found = own(rows[0], as_it_is)
     rows += 1
     assert not found.any()
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        [1.5, "a", None],
-        {"a": [np.arange(3)], "b": Found(torch.zeros(3))},
-        np.frombuffer(b"12345678", np.uint8)[2:4],
-        torch.zeros(3).to_sparse(),
-        np.float32(3),
-        object(),
-    ],
-    ids=["plain", "own memory", "bytes, which never change", "sparse", "scalar", "other"],
-)
-def test_what_holds_no_view_is_returned_itself(value):
-    assert apart(value) is value
-
-
-def test_whole_arrays_and_tensors_on_demand():
-    for array in (np.zeros(3), torch.zeros(3)):
-        found = apart([array], whole=True)[0]
-        array += 1
-        assert not found.any()
-
-
 def test_what_occurs_twice_stays_one_and_what_holds_itself_or_lies_deep_ends():
     row = np.zeros((2, 2))[0]
-    first, second = apart([row, row])
+    first, second = own([row, row], as_it_is)
     assert first is second and first is not row
-    ring: list[Any] = []
-    ring.append(ring)
-    assert apart(ring) is ring
     many: Any = [row]
     for _ in range(60):
         many = [many, many]
-    assert apart(many) is not many
+    assert own(many, as_it_is) is not many
     deep: Any = 1.5
     for _ in range(10**5):
         deep = [deep, 1]
-    assert apart(deep) is deep
+    assert own(deep, as_it_is) is deep
     while isinstance(deep, list):
         deep = deep.pop(0)
 

@@ -59,7 +59,7 @@ class Failures:
     send items that fail, and nobody else sends any. So workers are replaced more and more seldom.
 
     Args:
-        name: name of the worker's deployment, to know of workers that were replaced. Empty: only
+        name: name of workers with the same code, to know of those that were replaced. Empty: only
             this worker is known.
     """
 

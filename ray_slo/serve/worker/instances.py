@@ -137,14 +137,10 @@ class Instances(dict[str, Any]):
             await self._call(method)
 
     def records(self) -> dict[str, Callable[[], Awaitable[dict[str, Any]]]]:
-        """Return the methods through which classes tell Serve about themselves. With several
+        """Return the methods through which objects tell Serve about themselves. With several
         models, the keys of what they tell begin with the model's name."""
-        classes = [model.load() for model in self._spec.models.values()]
-        return {
-            record: functools.partial(self._record, record)
-            for record in RECORDS
-            if any(callable(getattr(cls, record, None)) for cls in classes)
-        }
+        have = [record for record in RECORDS if self._methods(record)]
+        return {record: functools.partial(self._record, record) for record in have}
 
     async def _record(self, record: str) -> dict[str, Any]:
         told: dict[str, Any] = {}

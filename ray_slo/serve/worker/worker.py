@@ -81,18 +81,20 @@ class Worker:
         self.models = Models(spec, kind, self._starting.doing, rank=context.rank)
         if not self.models.preempts:
             warn_of_checkpoints(spec.policy_of(spec.workers[kind].group).how_to_preempt)
+        # Workers of the same code in this cluster: a change of the code may have helped.
+        same = (self._node, context.app_name, context.deployment, spec.fingerprint)
         self.batches = Batches(
             self.id,
             self.models,
             self._report,
             smaller=self._news.set,
             isolate_errors=spec.isolate_errors,
-            failures=Failures(f"{context.app_name}#{context.deployment}" if in_ray else ""),
+            failures=Failures("#".join(same) if in_ray else ""),
         )
-        # Serve asks a replica only for what it has when its constructor returns.
-        vars(self).update(self.models.instances.records())
         async with self._starting.told():
             self._follower = await self._begin(f"{context.app_name}#{frontend}")
+        # Serve asks a replica only for what it has when its constructor returns.
+        vars(self).update(self.models.instances.records())
         loop = asyncio.get_running_loop()
         self._running = loop.create_task(self.batches.run())
         self._tasks = [loop.create_task(self._beat())]

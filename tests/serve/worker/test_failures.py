@@ -145,9 +145,10 @@ def test_each_replacement_makes_the_next_one_later(tmp_path, monkeypatch):
     monkeypatch.setattr("ray_slo.serve.suspects._folder", lambda: tmp_path)
     assert failures.Failures("app#m/x")._span_s == 5
     note_sick("app#m/x")
+    (noted,) = tmp_path.iterdir()
     assert (sick_lately("app#m/x", 60), sick_lately("app#m", 60)) == (1, 0)
     assert failures.Failures("app#m/x")._span_s == 20
     for pid in range(9):
-        (tmp_path / f"{pid}-sick-app%23m%2Fx").touch()
+        (tmp_path / f"{pid}-{noted.name.partition('-')[2]}").touch()
     assert failures.Failures("app#m/x")._span_s == 300
     assert sick_lately("app#m/x", -1) == 0
