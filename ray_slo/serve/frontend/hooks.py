@@ -111,7 +111,7 @@ class Hooks:
             raise BadInput(said, field="item", model=model)
         return size
 
-    def _refused(self, why: str, error: Exception, model: str) -> BadInput:
+    def _refused(self, why: str, error: BaseException, model: str) -> BadInput:
         """Return the refusal of a client's item."""
         error, field = original(error), "item"
         if found := _fields(error):
@@ -164,7 +164,7 @@ class Hooks:
         raise _expired(asked, grace_s)
 
 
-def _is_items(error: Exception, item: Any) -> bool:
+def _is_items(error: BaseException, item: Any) -> bool:
     """Return whether an error of a hook says that the client's item is wrong, and not that the
     server fails. `BadInput` and `HTTPException` say it themselves."""
     error = original(error)
@@ -178,7 +178,7 @@ def _is_items(error: Exception, item: Any) -> bool:
     return not any(word in name for name in names for word in _OF_SERVICES)
 
 
-def _fields(error: Exception) -> list[tuple[str, str]]:
+def _fields(error: BaseException) -> list[tuple[str, str]]:
     """Return the fields that a `ValidationError` of pydantic names, with what is wrong there. The
     wrong values are not shown."""
     try:

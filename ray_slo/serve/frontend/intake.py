@@ -42,7 +42,7 @@ _DIGITS = 7  # a number of requests has fewer digits than this
 _SEND_JSON = "for JSON, send it with content-type: application/json"
 # What clients' tools say of a body if nobody tells them, such as curl's -d.
 _UNTOLD = ("application/x-www-form-urlencoded", "text/plain", "application/octet-stream")
-_SENT_AS: dict[str | None, str] = {
+_SENT_AS = {
     kind: f"preprocess got the body's bytes, because its content-type is {kind}; {_SEND_JSON}"
     for kind in _UNTOLD
 } | {"": f"preprocess got the body's bytes, because it has no content-type; {_SEND_JSON}"}
@@ -303,7 +303,7 @@ class Intake:
         kind = None
         if content_type is not None and self._takes_bytes(content_type, asked.model):
             kind = _kind_of(content_type)[0]
-        return _Admission(self, asked, _SENT_AS.get(kind))
+        return _Admission(self, asked, None if kind is None else _SENT_AS.get(kind))
 
     async def _enter(self, asked: Asked) -> Ticket:
         capacity = self._capacity(self._entries[asked.model])
@@ -408,7 +408,8 @@ class _Admission:
         if isinstance(error, BadInput) and error.field == "item":
             error.text += f"; {self._hint}"
         elif not isinstance(error, SLOError) and "'bytes' object" in str(error):
-            error.__notes__ = [*getattr(error, "__notes__", ()), self._hint]
+            notes = [*getattr(error, "__notes__", ()), self._hint]
+            vars(error)["__notes__"] = notes  # `add_note`, which Python 3.10 lacks
 
 
 def _slos(said: ModelConfig | PipelineConfig) -> dict[str, Any]:
