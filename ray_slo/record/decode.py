@@ -16,6 +16,7 @@ from ray_slo.core.decisions import Action, Decision, Dispatch, Drop, DropReason,
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.rehearsal import Rehearsed
 from ray_slo.core.requests import BatchOutcome, BatchStatus, Request, Upstream
+from ray_slo.core.text import quoted
 from ray_slo.record.rows import (
     AGAIN,
     COLUMNS,
@@ -27,6 +28,8 @@ from ray_slo.record.rows import (
     Row,
     Start,
     about_file,
+    as_time,
+    damaged,
     of_request,
 )
 
@@ -37,7 +40,7 @@ class _File:
     scheduler: str
     sequence: int
     # The rows of the file that begin or interrupt the life of a policy.
-    what: list[tuple[int, str, str | None, str | None, int | None]]
+    what: list[tuple[int, Start | None, str | None, int]]
 
 
 def _open(path: Path) -> _File:
@@ -53,7 +56,10 @@ def _open(path: Path) -> _File:
         found = []
         for i in pc.indices_nonzero(marks).to_pylist():
             row = table.slice(i, 1).to_pylist()[0]
-            found.append((i, row["what"], row["reason"], row["detail"], row["size"]))
+            with damaged(path, lambda i=i: f"row {i}: "):  # type: ignore[misc]
+                start = Start.from_json(row["detail"]) if row["what"] == "start" else None
+                lost = 0 if start is not None else int(row["size"])
+            found.append((i, start, row["reason"], lost))
     except (pa.ArrowException, OSError, KeyError, UnicodeDecodeError) as error:
         if isinstance(error, FileNotFoundError):
             raise
@@ -93,7 +99,13 @@ class Life:
         """
         decoder = Decoder(load_table)
         for path, begin, end in self._slices:
-            yield from decoder.decode(_read_rows(path, begin, end))
+            with damaged(path, lambda: f"row {decoder.row}: "):
+                yield from decoder.decode(_read_rows(path, begin, end), begin)
+
+    @property
+    def path(self) -> Path:
+        """The first file."""
+        return self._slices[0][0]
 
 
 def read(path: str | Path) -> list[Life]:
@@ -120,17 +132,17 @@ def read(path: str | Path) -> list[Life]:
         elif last is not None and file.sequence != last.sequence + 1:
             lives[-1]["lost"].append(-1)
         begin = 0
-        for i, what, reason, detail, size in file.what:
-            if what == "lost":
-                lives[-1]["lost"].append(size)
+        for i, start, reason, rows_lost in file.what:
+            if start is None:
+                lives[-1]["lost"].append(rows_lost)
             elif reason == AGAIN:
-                lives[-1]["start"] = lives[-1]["start"] or Start.from_json(detail or "")
+                lives[-1]["start"] = lives[-1]["start"] or start
             else:
                 if i > begin:
                     lives[-1]["_slices"].append((file.path, begin, i))
                 if lives[-1]["_slices"] or lives[-1]["begins"]:
                     lives.append(_life(file.scheduler))
-                lives[-1] |= {"start": Start.from_json(detail or ""), "begins": True}
+                lives[-1] |= {"start": start, "begins": True}
                 begin = i
         lives[-1]["_slices"].append((file.path, begin, None))
         last = file
@@ -166,17 +178,25 @@ class Decoder:
         self._profiles: dict[int, LatencyProfile] = {}
         self._cluster: Cluster | None = None
         self._requests: dict[int, Request] = {}
+        self.row = 0  # number of the current row in its file
 
-    def decode(self, rows: Iterable[Row]) -> Iterator[Round]:
+    def decode(self, rows: Iterable[Row], first: int = 0) -> Iterator[Round]:
         """Yield the rounds of one file. Rows after its last `decide` belong to the first round of
-        the next file."""
+        the next file.
+
+        Args:
+            first: number of the first row in its file.
+
+        Raises:
+            ValueError, TypeError, LookupError: a row contains what no log contains.
+        """
         (event_at, at_at, what_at), i = (INDEX[k] for k in ("event", "at", "what")), INDEX
         events: list[tuple[str, tuple[Any, ...]]] = []
         last: tuple[Any, ...] = ()
         deciding: Round | None = None
         setting: tuple[str, str] | None = None
-        for row in rows:
-            what, at = row[what_at], row[at_at]
+        for self.row, row in enumerate(rows, first):
+            what, at = row[what_at], as_time("at", row[at_at])
             if deciding is not None and what not in ("dispatch", "drop", "preempt"):
                 yield deciding
                 deciding, events, last = None, [], ()
@@ -198,9 +218,8 @@ class Decoder:
                 if status is BatchStatus.FINISHED:
                     for r in requests:
                         self._requests.pop(r.id, None)
-                outcome = BatchOutcome(
-                    row[i["batch"]], requests, row[i["start_at"]], row[i["finish_at"]], status
-                )
+                times = (as_time(name, row[i[name]]) for name in ("start_at", "finish_at"))
+                outcome = BatchOutcome(row[i["batch"]], requests, *times, status)
                 events.append(("batch_finished", (at, row[i["worker"]], outcome)))
             elif what == "profile":
                 self._profiles[row[i["size"]]] = LatencyProfile(row[i["table_s"]])
@@ -217,15 +236,19 @@ class Decoder:
             elif what == "setting":
                 if row[i["reason"]] != AGAIN:
                     said = json.loads(row[i["detail"]])
-                    setting = said["setting"], said["why"]
+                    setting = str(said["setting"]), str(said["why"])
             elif what == "decide":
                 deciding = Round(at, events, Decision([], row[i["wake_at"]]), setting=setting)
                 setting = None
             elif what == "error":
                 yield Round(at, events, None, row[i["detail"]])
                 events = []
-            elif deciding is not None and deciding.decision is not None:
+            elif what in ("dispatch", "drop", "preempt"):
+                if deciding is None or deciding.decision is None:
+                    raise ValueError(f"a {what} before the first decision")
                 deciding.decision.actions.append(self._action(what, row))
+            elif what not in ("start", "lost"):
+                raise ValueError(f"what must be a kind of row, got {quoted(what)}")
         if deciding is not None:
             yield deciding
 
@@ -250,6 +273,13 @@ class Decoder:
         number, client, client_request = row[4:7]
         said = row[OF_REQUEST]
         known = self._requests.get(number)
+        for name in ("arrival", "deadline"):
+            as_time(name, row[INDEX[name]])
+        if number is None or said[0] is None or not (said[3] or 0) >= 1:
+            raise ValueError(
+                f"a request has a number, a model and a size of at least 1, got {number!r}, "
+                f"{quoted(said[0])} and {said[3]!r}"
+            )
         if known is not None and of_request(known) == said:
             return known  # the request came back to the queue
         detail = row[-1]
@@ -263,6 +293,8 @@ class Decoder:
         """Return an earlier request. If its row is no longer in the log, its fields are unknown."""
         request = self._requests.get(number)
         if request is None:
+            if number is None:
+                raise ValueError("a request without a number")
             request = self._requests[number] = Logged(number, "", math.nan, math.nan)
         return request
 
@@ -275,13 +307,15 @@ class Decoder:
             for r in requests:
                 self._requests.pop(r.id, None)
             return Drop(requests, DropReason(row[i["reason"]]), row[i["finish_at"]])
+        if not requests or None in (row[i["batch"]], row[i["worker"]], row[i["variant"]]):
+            raise ValueError("a batch has a number, a worker, a variant and requests")
         return Dispatch(
             row[i["batch"]],
             row[i["worker"]],
             row[i["variant"]],
             requests,
-            row[i["start_at"]],
-            row[i["finish_at"]],
+            as_time("start_at", row[i["start_at"]]),
+            as_time("finish_at", row[i["finish_at"]]),
             row[i["value"]],
         )
 
@@ -289,21 +323,33 @@ class Decoder:
         body = json.loads(text)
         models = [
             Model(
-                name,
-                slo_s,
+                _name(name),
+                as_time("SLO", slo_s),
                 tuple(
-                    Variant(v, {k: self._profiles[n] for k, n in numbers.items()}, accuracy)
+                    Variant(
+                        _name(v),
+                        {k: self._profiles[n] for k, n in numbers.items()},
+                        None if accuracy is None else as_time("accuracy", accuracy),
+                    )
                     for v, accuracy, numbers in variants
                 ),
             )
             for name, slo_s, variants in body["models"]
         ]
         workers = [
-            Worker(w, hardware, frozenset(loaded), _assigned(plan))
+            Worker(_name(w), _name(hardware), frozenset(map(_name, loaded)), _assigned(plan))
             for w, hardware, loaded, plan in body["workers"]
         ]
-        delay = DispatchDelay(*body["delay_s"])
-        return Cluster.of(models, workers, delay, body["preempt_delay_s"])
+        delay = DispatchDelay(*(as_time("delay_s", s) for s in body["delay_s"]))
+        return Cluster.of(
+            models, workers, delay, as_time("preempt_delay_s", body["preempt_delay_s"])
+        )
+
+
+def _name(said: Any) -> str:
+    if not isinstance(said, str):
+        raise ValueError(f"a name must be text, got {quoted(said)}")
+    return said
 
 
 def _assigned(said: list[Any] | None) -> tuple[Assigned, ...]:
@@ -311,4 +357,7 @@ def _assigned(said: list[Any] | None) -> tuple[Assigned, ...]:
     if not said:
         return ()
     parts = said if isinstance(said[0], list) else [said]
-    return tuple(Assigned(*part) for part in parts)
+    return tuple(
+        Assigned(_name(variant), int(size), *(as_time("load", x) for x in load if x is not None))
+        for variant, size, *load in parts
+    )

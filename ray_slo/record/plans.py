@@ -18,12 +18,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ray_slo.core.text import quoted
 from ray_slo.record.rows import (
     AGAIN,
+    LAST_WALL_S,
     Row,
     Start,
     Table,
     about_file,
+    as_time,
+    damaged,
     file_name,
     to_arrow,
     write_file,
@@ -235,26 +239,50 @@ def read(path: str | Path) -> list[Planner]:
         try:
             with pq.ParquetFile(file_path) as file:
                 about = about_file(file_path, file.schema_arrow, PLANS)
-                files.append((about["scheduler"], about["sequence"], file.read().to_pylist()))
+                rows = file.read().to_pylist()
+            files.append((about["scheduler"], about["sequence"], file_path, rows))
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise ValueError(f"{file_path}: no plan log, or cut short: {error}") from None
     found: list[Planner] = []
-    for name, _, rows in sorted(files, key=lambda file: file[:2]):
-        for row in rows:
-            if row["what"] == "start":
-                if row["reason"] != AGAIN or not found or found[-1].name != name:
-                    found.append(Planner(name, Start.from_json(row["detail"]), []))
-            elif row["what"] == "lost":
-                found[-1].lost += int(row["detail"])
-            elif row["what"] == "plan":
-                found[-1].plans.append(_planned(row))
+    for name, _, file_path, rows in sorted(files, key=lambda file: file[:2]):
+        for i, row in enumerate(rows):
+            with damaged(file_path, lambda i=i: f"row {i}: "):  # type: ignore[misc]
+                _add(found, name, row)
     return found
+
+
+def _add(found: list[Planner], name: str, row: Mapping[str, Any]) -> None:
+    """Add what a row says to the planners."""
+    if row["what"] == "start":
+        if row["reason"] != AGAIN or not found or found[-1].name != name:
+            found.append(Planner(name, Start.from_json(row["detail"]), []))
+        return
+    if row["what"] not in ("lost", "plan"):
+        raise ValueError(f"what must be start, lost or plan, got {quoted(row['what'])}")
+    if not found or found[-1].name != name:
+        raise ValueError("it comes before the start of its planner")
+    if row["what"] == "lost":
+        found[-1].lost += int(row["detail"])
+    else:
+        found[-1].plans.append(_planned(row))
 
 
 def _planned(row: Mapping[str, Any]) -> Planned:
     texts = {name: json.loads(row[name]) for name in _JSON}
     plain = {name: row[name] for name in _PLAIN}
-    return Planned(at=row["at"], changes=tuple(row["changes"]), **texts, **plain)
+    for name, value in texts.items():
+        if not isinstance(value, dict):
+            raise ValueError(f"{name} must be a mapping, got {quoted(value)}")
+    for clock, ahead_s in texts["clocks"].items():
+        as_time(f"clocks.{quoted(clock)}", ahead_s)
+    for name in ("trigger", "why", "error"):
+        if plain[name] is None:
+            raise ValueError(f"{name} is missing")
+    if None in row["changes"]:
+        raise ValueError("a change has no text")
+    as_time("wall_at", plain["wall_at"] or 0.0, LAST_WALL_S)
+    at = as_time("at", row["at"])
+    return Planned(at=at, changes=tuple(row["changes"]), **texts, **plain)
 
 
 class PlanLines:

@@ -13,8 +13,8 @@ The planner's decisions are a separate table (`plans`).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -24,10 +24,14 @@ from ray_slo.core.cluster import Cluster
 from ray_slo.core.decisions import Decision
 from ray_slo.core.policy import Policy, PolicyWrapper
 from ray_slo.core.requests import BatchOutcome, Request, WorkerId
+from ray_slo.core.text import quoted
 
 FORMAT = "ray-slo/decision-log/1"
 SUFFIX = ".decisions.parquet"
 _METADATA = b"ray_slo"
+_NEWER = ("task",)  # columns that older logs do not have
+_LONGEST_S = 1e12  # longer than any clock runs
+LAST_WALL_S = 2e11  # the year 8307; dates end with 9999
 
 # Name and Arrow type of every column, in order. Times are seconds in the scheduler's clock.
 _OF_REQUEST = {  # attributes of a `Request`, in the order of its arguments after its number
@@ -132,7 +136,31 @@ class Start:
 
     @classmethod
     def from_json(cls, text: str) -> Start:
-        return cls(**json.loads(text))
+        """Make the start from the text of `to_json`.
+
+        Raises:
+            ValueError: a field is missing or of another kind.
+        """
+        said = json.loads(text)
+        if not isinstance(said, dict) or said.keys() != {"policy", "kwargs", "about"}:
+            raise ValueError(f"a start has policy, kwargs and about, got {quoted(said)}")
+        start = cls(**said)
+        wall_at, models = start.about_of("wall_at", 0.0), start.about_of("models", [])
+        for name, value, kinds in (
+            ("policy", start.policy, str | None),
+            ("kwargs", start.kwargs, dict | None),
+            ("about.models", models, list),
+            ("about.wall_at", wall_at, int | float),
+        ):
+            if not isinstance(value, kinds):
+                raise ValueError(f"{name} of a start cannot be {quoted(value)}")
+        as_time("about.wall_at", wall_at, LAST_WALL_S)
+        return start
+
+    def about_of(self, name: str, default: Any = None) -> Any:
+        if not isinstance(self.about, dict):
+            raise ValueError(f"about of a start cannot be {quoted(self.about)}")
+        return self.about.get(name, default)
 
 
 class Recording(PolicyWrapper):
@@ -257,9 +285,52 @@ def about_file(path: Path, schema: Any, kind: Table = DECISIONS) -> dict[str, An
     """Return the writer of a file (`scheduler`) and the file's number (`sequence`).
 
     Raises:
-        ValueError: the file is of another kind.
+        ValueError: the file is of another kind, or a column is missing or of another type.
     """
-    about: dict[str, Any] = json.loads((schema.metadata or {}).get(_METADATA, b"{}"))
-    if (found := about.get("format")) != kind.format:
-        raise ValueError(f"{path}: no decision log: format must be {kind.format!r}, got {found!r}")
+    with damaged(path):
+        about = json.loads((schema.metadata or {}).get(_METADATA, b"{}"))
+        found = about.get("format") if isinstance(about, dict) else about
+        if found != kind.format:
+            raise ValueError(
+                f"no decision log: format must be {kind.format!r}, got {quoted(found)}"
+            )
+        for name, wanted in (("scheduler", str), ("sequence", int)):
+            if not isinstance(about.get(name), wanted):
+                raise ValueError(f"its metadata must name {name}, got {quoted(about.get(name))}")
+        wanted_schema = to_arrow([[None] * len(kind.columns)], kind=kind).schema
+        for name in kind.columns:
+            if name not in schema.names:
+                if name not in _NEWER:
+                    raise ValueError(f"there is no column {name}")
+            elif schema.field(name).type != wanted_schema.field(name).type:
+                is_of, wants = schema.field(name).type, wanted_schema.field(name).type
+                raise ValueError(f"column {name} must be {wants}, got {is_of}")
     return about
+
+
+@contextmanager
+def damaged(path: Path, where: Callable[[], str] = str) -> Iterator[None]:
+    """Return a context manager for code that reads a file. Whatever is wrong with the content
+    becomes a ValueError that names the file.
+
+    Args:
+        where: returns the place in the file, for the message.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        said = str(error)
+        if not isinstance(error, ValueError):
+            said = f"not what a log contains ({type(error).__name__}: {error})"
+        raise ValueError(f"{path}: {where()}{said}") from error
+
+
+def as_time(name: str, value: Any, most_s: float = _LONGEST_S) -> float:
+    """Return a time in seconds.
+
+    Raises:
+        ValueError: it is no finite number, or beyond `most_s`.
+    """
+    if not isinstance(value, int | float) or not abs(value) <= most_s:
+        raise ValueError(f"{name} must be a time in seconds, got {quoted(value)}")
+    return value

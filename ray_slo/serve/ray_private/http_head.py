@@ -70,14 +70,37 @@ def _cycle_of(scope: Any) -> Any:
     return found() if isinstance(found, _Cycle) else None
 
 
+def _answering(protocol: type[Any]) -> type[Any]:
+    """Return uvicorn's `HttpToolsProtocol`, but a client may shut its sending side with its
+    request. One that shuts it later has left."""
+
+    class Answering(protocol):
+        _complete_at = 0.0  # when the last request was complete, by the loop's clock
+
+        def on_message_complete(self) -> None:
+            self._complete_at = self.loop.time()
+            super().on_message_complete()
+
+        def eof_received(self) -> bool:
+            """Return whether to keep the connection for an answer."""
+            cycle = self.cycle
+            if cycle is None or cycle.more_body or cycle.response_complete:
+                return False
+            if self.scheme == "https" or self.loop.time() - self._complete_at > HALF_CLOSED_S:
+                return False
+            cycle.keep_alive = False
+            return True
+
+    return Answering
+
+
 def bounded(protocol: type[Any]) -> type[Any]:
     """Return uvicorn's `HttpToolsProtocol` with limits. It disconnects if a head is too large or
     too slow."""
 
-    class Bounded(protocol):
+    class Bounded(_answering(protocol)):  # type: ignore[misc]
         _head_bytes: int | None = 0  # bytes of the current head; None if there is none
         _head_timer: asyncio.TimerHandle | None = None
-        _complete_at = 0.0  # when the last request was complete, by the loop's clock
         _leaving: list[Callable[[], object]] = []  # noqa: RUF012 (every request has its own)
 
         def connection_made(self, transport: Any) -> None:
@@ -118,21 +141,6 @@ def bounded(protocol: type[Any]) -> type[Any]:
                     self._hang_up()
                 elif self._head_timer is None:  # most heads come at once, and need no timer
                     self._limit_time()
-
-        def on_message_complete(self) -> None:
-            self._complete_at = self.loop.time()
-            super().on_message_complete()
-
-        def eof_received(self) -> bool:
-            """Return whether to keep the connection for an answer. A client may shut its sending
-            side with its request. One that shuts it later has left."""
-            cycle = self.cycle
-            if cycle is None or cycle.more_body or cycle.response_complete:
-                return False
-            if self.scheme == "https" or self.loop.time() - self._complete_at > HALF_CLOSED_S:
-                return False
-            cycle.keep_alive = False
-            return True
 
         def _limit_time(self) -> None:
             self._head_timer = self.loop.call_later(MAX_HEAD_S, self._hang_up)

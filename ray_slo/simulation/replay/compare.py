@@ -67,12 +67,12 @@ def replay(life: Life, make: Callable[[], Policy] | None = None) -> Replayed:
     """
     if not life.begins:
         raise ValueError(
-            f"{life.scheduler}: the beginning is gone (max_mb was reached), so what the policy "
+            f"{life.path}: the beginning is gone (max_mb was reached), so what the policy "
             "knew is not known; only `--policy` (what if) can be asked of it"
         )
     if life.lost:
         raise ValueError(
-            f"{life.scheduler}: {sum(n for n in life.lost if n > 0)} rows were not kept and "
+            f"{life.path}: {sum(n for n in life.lost if n > 0)} rows were not kept and "
             f"{life.lost.count(-1)} files are missing, so what the policy knew is not known; only "
             "`--policy` (what if) can be asked of it"
         )
@@ -83,9 +83,7 @@ def replay(life: Life, make: Callable[[], Policy] | None = None) -> Replayed:
         try:
             for name, args in r.events:
                 if name == "solved" and None in args[1]:
-                    raise _NotHeld(
-                        f"{life.scheduler}: the policy was given answers of its own kind"
-                    )
+                    raise _NotHeld(f"{life.path}: the policy was given answers of its own kind")
                 getattr(policy, name)(*args)
             decided = policy.decide(r.now)
         except _NotHeld:
@@ -125,18 +123,18 @@ def policy_arguments(life: Life) -> tuple[str, Mapping[str, Any]]:
     start = life.start
     if start is None or start.policy is None:
         raise ValueError(
-            f"{life.scheduler}: the policy was a ready-made object, which a log cannot hold; "
+            f"{life.path}: the policy was a ready-made object, which a log cannot hold; "
             "only `--policy` (what if) can be asked of it"
         )
     if start.kwargs is None:
         raise ValueError(
-            f"{life.scheduler}: arguments of policy {start.policy!r} are nothing that a log can "
+            f"{life.path}: arguments of policy {start.policy!r} are nothing that a log can "
             "hold; only `--policy` (what if) can be asked of it"
         )
     composed = start.policy == COMPOSE
     named = str(start.kwargs.get("policy")) if composed else start.policy
     if named not in POLICIES and not _is_policy_class(import_attr(named)):
-        raise ValueError(f"{life.scheduler}: {named!r} is no class of a policy")
+        raise ValueError(f"{life.path}: {named!r} is no class of a policy")
     return start.policy, start.kwargs
 
 

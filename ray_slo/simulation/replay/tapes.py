@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ray_slo.core.cluster import Cluster, Model, Worker
 from ray_slo.core.decisions import Dispatch, Drop, DropReason, Preempt
 from ray_slo.core.requests import BatchOutcome, BatchStatus, Request, WorkerId
+from ray_slo.core.text import quoted
 from ray_slo.record.decode import Life
 from ray_slo.record.rows import Logged
 from ray_slo.simulation.report import Report
@@ -109,6 +110,13 @@ def tape(life: Life) -> Tape:
             continue
         for action in r.decision.actions:
             if isinstance(action, Dispatch):
+                if not _is_known(action, made.clusters):
+                    if life.whole:
+                        raise ValueError(
+                            f"{life.path}: batch {action.batch_id} is of {quoted(action.variant)} "
+                            f"on {quoted(action.worker)}, which no cluster has"
+                        )
+                    continue  # the row that told of it is lost
                 idle = not held.get(action.worker)
                 held[action.worker] = held.get(action.worker, 0) + 1
                 batch = TapeBatch(action, r.now, made.clusters[-1][1], idle)
@@ -119,10 +127,22 @@ def tape(life: Life) -> Tape:
             else:
                 made.preempts.append((r.now, action))
         made.end = r.now
-    if not made.requests:
-        raise ValueError(f"{life.scheduler}: no request arrived in this log")
+    if not made.requests.keys() or not columns(made)[1]:
+        raise _NoRequest(f"{life.path}: no request for a model of the cluster arrived in this log")
     made.zero = next(iter(made.requests.values())).arrival
     return made
+
+
+class _NoRequest(ValueError):
+    """There is nothing to report."""
+
+
+def _is_known(sent: Dispatch, clusters: Sequence[tuple[float, Cluster]]) -> bool:
+    """Return whether the cluster has the worker and the variant of a batch."""
+    if not clusters:
+        return False
+    cluster = clusters[-1][1]
+    return sent.worker in cluster.workers and sent.variant in cluster.variants
 
 
 def newest(lives: Sequence[Life]) -> tuple[Life, Tape]:
@@ -134,7 +154,7 @@ def newest(lives: Sequence[Life]) -> tuple[Life, Tape]:
     for life in reversed(lives):
         try:
             return life, tape(life)
-        except ValueError:
+        except _NoRequest:
             if life is lives[0]:
                 raise
     raise ValueError("no scheduler is in the log")

@@ -279,7 +279,7 @@ class Proxy:
     """What Serve passes to a replica as `receive`. The proxy does not answer when it is busy."""
 
     def __init__(self, is_busy):
-        self.is_busy = is_busy
+        self.is_busy, self.queue = is_busy, asyncio.Queue()
         self._request_metadata = RequestMetadata("one", "one")
 
     async def __call__(self):

@@ -52,9 +52,14 @@ async def test_whether_a_proxy_answers():
     class Alive:
         asgi_receive_queues = {}  # noqa: RUF012
 
-    def asked(ask):
-        scope, metadata = {"type": "http"}, RequestMetadata("one", "one")
-        return peers.proxy_answers(ASGIReceiveProxy(scope, metadata, ask), 0.2)
+    def asked(ask, *came):
+        receive = ASGIReceiveProxy({"type": "http"}, RequestMetadata("one", "one"), ask)
+        for message in came:
+            receive.queue.put_nowait(message)
+        return peers.proxy_answers(receive, 0.2)
+
+    def alive(metadata):
+        return HTTPProxy.receive_asgi_messages(Alive, metadata)
 
     async def busy(metadata):
         await asyncio.sleep(60)
@@ -62,7 +67,8 @@ async def test_whether_a_proxy_answers():
     async def dead(metadata):
         raise RuntimeError("it is gone")
 
-    assert await asked(lambda metadata: HTTPProxy.receive_asgi_messages(Alive, metadata))
+    assert await asked(alive)
+    assert not await asked(alive, {"type": "http.request"})  # the body came meanwhile
     assert not await asked(busy)
     assert not await asked(dead)
     assert await peers.proxy_answers(busy, 0.2)  # this is no proxy
