@@ -206,7 +206,7 @@ def parse_yaml(text: str) -> Any:
         raise ValueError(f"not YAML: {error}") from None
 
 
-_SERVE = "`ray-slo profile` measures its models"
+_SERVE = "`ray-slo profile` measures the models of the ray-slo applications in it"
 _SIMULATED = "`ray-slo simulate` and `ray-slo plan` read it"
 
 
@@ -224,7 +224,7 @@ def what_it_is(data: Mapping[str, Any]) -> tuple[str, str, str]:
         ("applications", "serve", "a config of `serve run`", _SERVE),
         ("import_path", "serve", "an application of Serve", _SERVE),
         ("workloads", "application", "an application with its workloads", _SIMULATED),
-        ("pool", "plan", "a question of `ray-slo plan`", "`ray-slo plan` reads it"),
+        ("pool", "plan", "a choice of machines", "`ray-slo plan` reads it"),
         ("workload", "simulation", "a simulation", _SIMULATED),
         ("loads", "solve", "a spec of RAMSIS tables", "`ray-slo solve` reads it"),
         ("models", "args", "the args of an application", _ARGS),

@@ -190,7 +190,9 @@ class LatencyProfile:
             if "latency_ms" in data:
                 measured_to = data.get("measured_to")
                 if measured_to is not None and type(measured_to) is not int:
-                    raise ValueError(f"measured_to must be a whole number, got {measured_to!r}")
+                    raise ValueError(
+                        f"measured_to must be a whole number, got {quoted(measured_to)}"
+                    )
                 return cls([t / 1e3 for t in data["latency_ms"]], measured_to)
             if "alpha_ms" in data and "beta_ms" in data:
                 largest = data.get("max_batch_size", 128)

@@ -42,9 +42,32 @@ def clipped(text: str, most: int) -> str:
 
 
 def quoted(value: Any) -> str:
-    """The value's `repr`, escaped, and cut if it is long."""
+    """The value's `repr`, escaped, and cut if it is long. A container is read no further than it is
+    shown: one of a few nested lists may have billions of items."""
+    left = [SHOWN]
     try:
-        shown = ascii(value)
+        shown = ascii(_beginning(value, left))
     except ValueError:  # an integer of thousands of digits
         shown = f"a huge {type(value).__name__}"
-    return clipped(shown, SHOWN)
+    except Exception:  # of a class of the user
+        shown = type_in_words(value)
+    if left[0] > 0:
+        return clipped(shown, SHOWN)
+    return shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}…"
+
+
+def _beginning(value: Any, left: list[int]) -> Any:
+    """A container with its first items, where `left[0]` is the number that may follow. Each item
+    takes a character or more."""
+    if type(value) not in (list, tuple, set, frozenset, dict):
+        return value
+    kept: list[Any] = []
+    for item in value.items() if isinstance(value, dict) else value:
+        if left[0] <= 0:
+            break
+        left[0] -= 1
+        if isinstance(value, dict):
+            kept.append((item[0], _beginning(item[1], left)))
+        else:
+            kept.append(_beginning(item, left))
+    return type(value)(kept)

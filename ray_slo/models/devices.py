@@ -18,6 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ray_slo.core.text import quoted
+
 if TYPE_CHECKING:
     import torch
 
@@ -99,7 +101,7 @@ def session_device(session: Any) -> str:
 
 def _no_name(device: object) -> ValueError:
     return ValueError(
-        f"device: got {device!r}, wanted 'auto', 'cpu', 'cuda' or 'cuda:0', 'cuda:1', …"
+        f"device: got {quoted(device)}, wanted 'auto', 'cpu', 'cuda' or 'cuda:0', 'cuda:1', …"
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from ray_slo.core.environment import PAGE, WEIGHTS
+from ray_slo.core.text import quoted
 
 Word = Literal["none", "local", "download"]
 Source = Word | Path
@@ -37,7 +38,7 @@ def checked_by(check: Callable[..., Any]) -> Callable[[Load], Load]:
 
 def one_of(field: str, got: object, valid: list[str]) -> ValueError:
     """Return the error for a value that is not one of the valid names."""
-    return ValueError(f"{field}: got {got!r}, wanted one of {', '.join(valid)}")
+    return ValueError(f"{field}: got {quoted(got)}, wanted one of {', '.join(valid)}")
 
 
 def weights_source(
@@ -72,7 +73,7 @@ def weights_source(
         f"'download' (as local, and {download}) or the path of {wanted}"
     )
     if not isinstance(weights, str | Path) or not str(weights) or weights == "default":
-        raise ValueError(f"{field}: got {weights!r}, wanted {choices}{see}")
+        raise ValueError(f"{field}: got {quoted(weights)}, wanted {choices}{see}")
     for word in WORDS:
         if weights == word:
             return word

@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from ray_slo.core.text import quoted
 from ray_slo.models.checkpoint import (
     Preempted,
     PreemptionFlag,
@@ -91,7 +92,9 @@ class Preemptible:
         if run_ahead < 0:
             raise ValueError(f"run_ahead must be at least 0, got {run_ahead}")
         if isinstance(exit_points, str) or (isinstance(exit_points, int) and exit_points < 0):
-            raise ValueError(f"exit_points must be a number ≥ 0 or names, got {exit_points!r}")
+            raise ValueError(
+                f"exit_points must be a number ≥ 0 or names, got {quoted(exit_points)}"
+            )
         self.module = module
         self._run_ahead = run_ahead
         self._gate: _Gate | None = None

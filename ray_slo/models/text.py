@@ -216,7 +216,7 @@ def load(
         ImportError: transformers is missing, or does not fit the installed torch.
     """
     if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 8:
-        raise ValueError(f"max_tokens: got {max_tokens!r}, wanted a whole number from 8")
+        raise ValueError(f"max_tokens: got {quoted(max_tokens)}, wanted a whole number from 8")
     dimensions = size(name)
     source = _weights_of(name, weights)
     place = pick_device(device)

@@ -32,6 +32,7 @@ from ray_slo.core.decisions import Decision, Dispatch, Drop, DropReason, Preempt
 from ray_slo.core.policy import Abilities, Expected, InFlight, Policy
 from ray_slo.core.rehearsal import Rehearsal, Rehearsed, Setting, Traffic
 from ray_slo.core.requests import BatchOutcome, BatchStatus, Request, RequestId, WorkerId
+from ray_slo.core.text import quoted
 from ray_slo.core.trees import Tree
 from ray_slo.policies import registry
 from ray_slo.policies.auto_choice import Choice, Evidence
@@ -395,7 +396,7 @@ def _settings(given: Sequence[str | Mapping[str, Any]], preempt: bool) -> list[S
                 f"candidates[{i}] has no field {unknown[0]!r}; it has policy and kwargs"
             )
         if not isinstance(name := one.get("policy"), str):
-            raise ValueError(f"candidates[{i}].policy must be a policy's name, got {name!r}")
+            raise ValueError(f"candidates[{i}].policy must be a policy's name, got {quoted(name)}")
         setting = Setting(name, dict(one.get("kwargs") or {}))
         try:
             made = registry.make_policy(setting.policy, setting.kwargs)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray_slo.core.cluster import Cluster, DispatchDelay, Kind, Variant
 from ray_slo.core.profiles import LatencyProfile
+from ray_slo.core.text import quoted
 
 if TYPE_CHECKING:
     from ray_slo.planning.ramsis import Problem, Table, VariantProfile
@@ -428,7 +429,7 @@ def checked_arrivals(given: Any) -> Arrivals | None:
     except ValueError as error:
         raise ValueError(
             f"{error}; arrivals is measured, poisson, {{kind: gamma, shape: NUMBER}} or "
-            f"{{kind: empirical, file: PATH}}, got {given!r}"
+            f"{{kind: empirical, file: PATH}}, got {quoted(given)}"
         ) from None
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from ray_slo.core.arguments import check
 from ray_slo.core.names import import_attr, nearest
 from ray_slo.core.policy import Policy, unwrapped
+from ray_slo.core.text import quoted
 from ray_slo.core.trees import Tree
 from ray_slo.policies.composed import Composed
 from ray_slo.policies.limited import Limited
@@ -89,7 +90,7 @@ def _exact(policy: str | Policy, target: Any, kwargs: dict[str, Any]) -> Any:
     if "exact" not in kwargs or name not in POLICIES:  # a user's own class may have the argument
         return target
     if not isinstance(exact := kwargs.pop("exact"), bool):
-        raise ValueError(f"policy {policy!r}: exact must be true or false, got {exact!r}")
+        raise ValueError(f"policy {policy!r}: exact must be true or false, got {quoted(exact)}")
     if exact and name not in EXACT:
         raise ValueError(
             f"policy {policy!r} has no exact mode, which are the policies of papers without our "
@@ -202,7 +203,7 @@ def _target(policy: str | Policy) -> Any:
         if not callable(policy) and not hasattr(policy, "decide"):
             raise ValueError(
                 f"must be one of {', '.join(sorted(POLICIES))}, 'module:attr', or a policy, "
-                f"got {policy!r}"
+                f"got {quoted(policy)}"
             )
         return policy
     if policy not in POLICIES and ":" not in policy:

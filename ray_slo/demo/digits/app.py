@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from ray_slo.core.text import quoted
 from ray_slo.demo.digits.data import INK, SIDE, Labels, test_pngs, test_set
 from ray_slo.demo.digits.family import spec
 from ray_slo.models.loading import checked_by
@@ -55,7 +56,7 @@ class DigitsFamily:
 
     def __init__(self, threads: int = 1) -> None:
         if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
-            raise ValueError(f"threads: got {threads!r}, wanted a whole number from 1")
+            raise ValueError(f"threads: got {quoted(threads)}, wanted a whole number from 1")
         import torch
 
         torch.set_num_threads(threads)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ray_slo.core.text import quoted
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -48,4 +50,6 @@ def spec(name: str) -> Spec:
     try:
         return FAMILY[name]
     except (KeyError, TypeError):
-        raise ValueError(f"variant: got {name!r}, wanted one of {', '.join(FAMILY)}") from None
+        raise ValueError(
+            f"variant: got {quoted(name)}, wanted one of {', '.join(FAMILY)}"
+        ) from None

@@ -19,6 +19,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from ray_slo.core.policy import Expected
+from ray_slo.core.text import quoted
 from ray_slo.serve import grpc
 from ray_slo.serve.app.settings import Settings
 from ray_slo.serve.config.spec import AppSpec
@@ -329,7 +330,8 @@ class Frontend:
         if set(user_config) != {"planner"} or planner is None or not planner.tunable:
             raise ConfigError(
                 "user_config of a frontend: {'planner': {…}}, with arguments of a planner whose "
-                f"arguments can be changed while it runs ('auto', 'kairos'); got {user_config!r}"
+                "arguments can be changed while it runs ('auto', 'kairos'); "
+                f"got {quoted(user_config)}"
             )
         try:
             found = planner_class(planner.name).arguments(

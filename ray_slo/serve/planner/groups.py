@@ -206,5 +206,5 @@ class Partition(Groups):
         if not config.groups and (not isinstance(parts, int) or not 1 <= parts <= most):
             raise ValueError(
                 f"planner.kwargs.sub_clusters: must be the number of groups that 'partition' "
-                f"makes, from 1 to {most} (the number of workers), got {parts!r}"
+                f"makes, from 1 to {most} (the number of workers), got {quoted(parts)}"
             )
