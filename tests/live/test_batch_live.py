@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+import ray
 from fastapi import FastAPI
 from ray import serve
 from ray.serve._private.proxy_request_response import ResponseStatus
@@ -120,6 +121,29 @@ def test_refusal_through_a_handle_is_typed(handle):
     handle.release.remote().result()
     assert blocked.result() == -2
     assert handle.seen.remote().result() == [[-1]]
+
+
+def batch_metrics():
+    """The metrics of `double` on this node, by name."""
+    port = ray.nodes()[0]["MetricsExportPort"]
+    found = {}
+    for line in httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10).text.splitlines():
+        if 'function_name="double"' in line:
+            found[line.partition("{")[0]] = float(line.rpartition(" ")[2])
+    return found
+
+
+def test_it_has_the_metrics_of_serve_batch(handle):
+    assert [r.result() for r in [handle.double.remote(i) for i in range(5)]] == [0, 2, 4, 6, 8]
+    assert eventually(lambda: batch_metrics().get("ray_serve_actual_batch_size_sum", 0) >= 5)
+    assert {
+        "ray_serve_actual_batch_size_count",
+        "ray_serve_batch_execution_time_ms_count",
+        "ray_serve_batch_queue_length",
+        "ray_serve_batch_utilization_percent_count",
+        "ray_serve_batch_wait_time_ms_count",
+        "ray_serve_batches_processed_total",
+    } <= set(batch_metrics())
 
 
 def test_handle_and_http(handle, url):

@@ -46,6 +46,7 @@ from ray_slo.core import (
 from ray_slo.models.checkpoint import warn_of_checkpoints
 from ray_slo.policies.registry import make_policy
 from ray_slo.serve import user_code
+from ray_slo.serve.batch.metrics import BatchMetrics
 from ray_slo.serve.deadlines import deadline_for, without_request
 from ray_slo.serve.errors import Expired, SLOError, error_of, predicted
 from ray_slo.serve.ray_private import context
@@ -155,6 +156,7 @@ class Batcher:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self.belief = belief or Belief(settings.prior())
+        self._metrics = BatchMetrics(name)
         self._num_measured = 0  # number of measured batches
         self._fastest_s = math.inf
         self._ended_at = -math.inf
@@ -346,6 +348,10 @@ class Batcher:
             finished = started
             try:
                 calls = [c for c in calls if not c.future.done()]
+                if calls:
+                    waited_s = started - min(c.request.arrival for c in calls)
+                    most, waiting = self._settings.max_batch_size, len(self._waiting)
+                    self._metrics.started(len(calls), most, waited_s, waiting)
                 groups: dict[Any, list[Call]] = {}
                 for call in calls:
                     groups.setdefault(call.group, []).append(call)
@@ -362,6 +368,7 @@ class Batcher:
                 del self._due[dispatch.batch_id]
                 self._exploring -= exploring
                 self._ended_at = time.monotonic()
+                self._metrics.ended(self._ended_at - started, len(self._waiting))
                 outcome = BatchOutcome(
                     dispatch.batch_id, dispatch.requests, started, finished, status
                 )

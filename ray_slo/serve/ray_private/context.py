@@ -19,6 +19,7 @@ from typing import Any
 
 from ray import serve
 from ray.serve import context as serve_context
+from ray.serve._private import constants
 from ray.serve.exceptions import RayServeException
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -70,6 +71,15 @@ def max_ongoing_requests() -> int | None:
         return None
     config = getattr(replica, "_deployment_config", None)
     return None if config is None else int(config.max_ongoing_requests)
+
+
+def batch_buckets() -> tuple[list[float], list[float], list[float]]:
+    """Return Serve's buckets for batches: of times in milliseconds, of percentages, of sizes."""
+    return (
+        list(constants.BATCH_EXECUTION_TIME_BUCKETS_MS),
+        list(constants.BATCH_UTILIZATION_BUCKETS_PERCENT),
+        list(constants.BATCH_SIZE_BUCKETS),
+    )
 
 
 def count_only(methods: Collection[str]) -> None:

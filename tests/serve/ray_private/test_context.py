@@ -140,3 +140,9 @@ def test_multiplexed_methods_are_known():
     assert context.is_multiplexed(model_of)
     assert not context.is_multiplexed(test_multiplexed_methods_are_known)
     assert not context.is_multiplexed("a text")
+
+
+def test_the_buckets_of_serves_batches():
+    times_ms, shares, sizes = context.batch_buckets()
+    assert all(buckets == sorted(buckets) for buckets in (times_ms, shares, sizes))
+    assert shares[-1] <= 100 and sizes[0] == 1
