@@ -223,11 +223,14 @@ class Readers:
     Args:
         most: largest number at a time.
         max_body_bytes: largest size of one body. All together may need 16 times as much memory.
+
+    Attributes:
+        most_bytes: this memory, in bytes.
     """
 
     def __init__(self, most: int, max_body_bytes: float = math.inf) -> None:
         self._most = most
-        self._most_bytes = _LARGEST_BODIES * max_body_bytes
+        self.most_bytes = _LARGEST_BODIES * max_body_bytes
         self._num_bytes = 0
         self._reading: dict[Reading, None] = {}  # the oldest first
 
@@ -254,7 +257,7 @@ class Readers:
         reading.moved = time.monotonic()
         self._num_bytes += num_bytes - reading.num_bytes
         reading.num_bytes = num_bytes
-        while self._num_bytes > self._most_bytes and reading in self._reading:
+        while self._num_bytes > self.most_bytes and reading in self._reading:
             self._give_up(self._giving_way() or reading)
 
     def end(self, reading: Reading) -> None:

@@ -43,9 +43,12 @@ _SEND_JSON = "for JSON, send it with content-type: application/json"
 # What clients' tools say of a body if nobody tells them, such as curl's -d.
 _UNTOLD = ("application/x-www-form-urlencoded", "text/plain", "application/octet-stream")
 _SENT_AS = {
-    kind: f"preprocess got the body's bytes, because its content-type is {kind}; {_SEND_JSON}"
-    for kind in _UNTOLD
-} | {"": f"preprocess got the body's bytes, because it has no content-type; {_SEND_JSON}"}
+    kind: f"preprocess got the body's bytes, because {why}; {_SEND_JSON}"
+    for kind, why in (
+        ("", "it has no content-type"),
+        *((kind, f"its content-type is {kind}") for kind in _UNTOLD),
+    )
+}
 _PER_TURN = 8  # requests that are admitted together, and submitted in one message
 
 
@@ -73,6 +76,7 @@ class Intake:
         self._has_door_before = around.has_door_before
         self._door = Door(per_turn=_PER_TURN)
         self._congestion: defaultdict[str, Congestion] = defaultdict(Congestion)  # by stream
+        self._held_bytes = 0  # of decompressed bodies
         self._readers = reading.Readers(spec.max_queued_requests, spec.max_body_bytes)
         self._parser = ThreadPoolExecutor(1, thread_name_prefix="ray-slo-parser")
         self._trees = spec.trees
@@ -239,7 +243,9 @@ class Intake:
             )
             if not coding:
                 return body
-            return await self._off_loop(reading.decoded, body, coding, most, option)
+            body = await self._off_loop(reading.decoded, body, coding, most, option)
+            self._hold(len(body))
+            return body
         except (SLOError, ClientDisconnect, ValueError) as error:
             if isinstance(error, ClientDisconnect):
                 error = BadInput("the client left before its body was here", field="body")
@@ -251,6 +257,24 @@ class Intake:
                 self._unanswered(asked.stream, error.outcome, error.reason)
             error.model = asked.model
             raise error from None
+
+    def _hold(self, num_bytes: int) -> None:
+        """Count the memory of a decompressed body until its request is answered: clients can cause
+        it with few bytes.
+
+        Raises:
+            RefusedEarly: all need too much.
+        """
+        if self._held_bytes + num_bytes > (most := self._readers.most_bytes):
+            said = f"decompressed bodies need {self._held_bytes} bytes; at most {most} are held"
+            raise RefusedEarly(said, reason="queue_full")
+
+        def release(task: object) -> None:
+            self._held_bytes -= num_bytes
+
+        self._held_bytes += num_bytes
+        task: Any = asyncio.current_task()
+        task.add_done_callback(release)
 
     async def item(self, content_type: str, body: bytes, model: str) -> Any:
         """Return the item in a body. If the model has a `preprocess`, it is the bytes, unless the
@@ -300,10 +324,10 @@ class Intake:
             content_type: content type of an HTTP request. If the item's bytes are refused, and
                 the client may have meant JSON, the error says so.
         """
-        kind = None
+        hint = None
         if content_type is not None and self._takes_bytes(content_type, asked.model):
-            kind = _kind_of(content_type)[0]
-        return _Admission(self, asked, None if kind is None else _SENT_AS.get(kind))
+            hint = _SENT_AS.get(_kind_of(content_type)[0])
+        return _Admission(self, asked, hint)
 
     async def _enter(self, asked: Asked) -> Ticket:
         capacity = self._capacity(self._entries[asked.model])
@@ -408,8 +432,7 @@ class _Admission:
         if isinstance(error, BadInput) and error.field == "item":
             error.text += f"; {self._hint}"
         elif not isinstance(error, SLOError) and "'bytes' object" in str(error):
-            notes = [*getattr(error, "__notes__", ()), self._hint]
-            vars(error)["__notes__"] = notes  # `add_note`, which Python 3.10 lacks
+            vars(error)["__notes__"] = [*getattr(error, "__notes__", ()), self._hint]
 
 
 def _slos(said: ModelConfig | PipelineConfig) -> dict[str, Any]:

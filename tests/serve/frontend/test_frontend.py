@@ -1,11 +1,14 @@
 """The ways into a frontend: HTTP, gRPC and handles, with a real scheduler and worker behind it."""
 
 import asyncio
+import gzip
 import json
 import time
+import zlib
 
 import pytest
 from fastapi import HTTPException
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
 from ray_slo.errors import BadInput, ConfigError
@@ -304,3 +307,78 @@ async def test_a_large_answer_is_written_in_parts(app):
         assert [part["more_body"] for part in parts] == [True] * (len(parts) - 1) + [False]
         reply = await front.Infer(InferRequest(json='["a", 200000]'), Context())
         assert json.loads(reply.json) == [0.5] * 200_000
+class Told:
+    """Answers what a client's body became."""
+
+    @staticmethod
+    def postprocess(item):
+        return repr(item)
+
+    def __call__(self, items):
+        return items
+
+
+class Bytes(Told):
+    """Its items are numbers in text."""
+
+    @staticmethod
+    def preprocess(item):
+        return item if item[:1] == b"\x89" else float(item)
+
+
+class Raw(Told):
+    @staticmethod
+    def preprocess(item):
+        return item
+
+
+async def post(front, body, **headers):
+    async def receive():
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    pairs = [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()]
+    scope = {"type": "http", "method": "POST", "path": "/app", "root_path": "/app"}
+    answer = await front(Request({**scope, "query_string": b"", "headers": pairs}, receive))
+    return answer.status_code, json.loads(answer.body)
+
+
+JSON = "application/json"
+
+
+@in_loop
+async def test_what_becomes_of_a_body(app):
+    async with app(Told, policy="eager") as (front, _):
+        for body, headers, item in (
+            (b"[18446744073709551616]", {"content_type": JSON}, [2**64]),
+            (gzip.compress(b"[1]"), {"content_type": JSON, "content_encoding": "gzip"}, [1]),
+            (zlib.compress(b"[1]"), {"content_encoding": "deflate"}, [1]),
+            ('"\xe9"'.encode("latin-1"), {"content_type": f"{JSON}; charset=latin-1"}, "\xe9"),
+            (b"[1,2]", {"content_type": "application/x-www-form-urlencoded"}, [1, 2]),
+        ):
+            assert await post(front, body, **headers) == (200, repr(item))
+        reply = await front.Infer(InferRequest(json="18446744073709551617"), Context())
+        assert json.loads(reply.json) == repr(2**64 + 1)
+        for body, headers, status, reason, says in (
+            (b"1", {"content_encoding": "br"}, 415, "unsupported_encoding", "send one of gzip"),
+            (b"1", {"content_type": f"{JSON}; charset=x"}, 415, "unsupported_encoding", "utf-16"),
+            (b"1", {"content_encoding": "gzip"}, 422, "bad_input", "body is not gzip: "),
+            (b"x=1", {"content_type": "text/plain"}, 422, "bad_input", "send it with content-type"),
+        ):
+            found, error = await post(front, body, **headers)
+            assert (found, error["reason"]) == (status, reason) and says in error["message"]
+    async with app(Raw, policy="eager") as (front, _):
+        for body in (b"123", b"null", b"[1]"):
+            assert await post(front, body) == (200, repr(body))
+            assert await post(front, body, content_type=JSON) == (200, repr(json.loads(body)))
+
+
+@in_loop
+async def test_a_refused_body_that_curl_sent_as_a_form(app):
+    async with app(Bytes, policy="eager") as (front, _):
+        form = "application/x-www-form-urlencoded"
+        assert await post(front, b"1", content_type=form) == (200, "1.0")
+        status, error = await post(front, b"[1,2]", content_type=form)
+        assert status == 422 and f"its content-type is {form}" in error["message"]
+        assert "for JSON, send it with content-type: application/json" in error["message"]
+        status, error = await post(front, b"[1,2]", content_type="image/png")
+        assert status == 422 and "content-type" not in error["message"]

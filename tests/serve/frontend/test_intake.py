@@ -207,6 +207,25 @@ async def test_a_compressed_body_is_what_it_was(preprocess):
 
 
 @in_loop
+async def test_decompressed_bodies_need_bounded_memory():
+    one, ends = intake(preprocess="m", max_body_bytes=1000), asyncio.Event()
+    packed = gzip.compress(bytes(1000))
+
+    async def request():
+        await one.body(posted(packed, content_encoding="gzip"), "", one.asked("m", 0.0))
+        await ends.wait()
+
+    held = [asyncio.ensure_future(request()) for _ in range(17)]
+    await asyncio.wait(held, return_when=asyncio.FIRST_COMPLETED)
+    [refused] = [task.exception() for task in held if task.done()]
+    assert (refused.reason, one._held_bytes) == ("queue_full", 16_000)
+    ends.set()
+    await asyncio.wait(held)
+    await request()
+    assert one._held_bytes == 1000  # this test's own
+
+
+@in_loop
 async def test_a_body_that_we_were_too_busy_to_read_is_our_refusal():
     one = intake(max_queued_requests=1)
 
