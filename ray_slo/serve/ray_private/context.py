@@ -99,9 +99,9 @@ def count_only(methods: Collection[str]) -> None:
 
 def _counting(original: Callable[..., Any], methods: Collection[str]) -> Callable[..., Any]:
     @wraps(original)
-    def record(self: Any, error: Any, status: Any, latency_ms: Any, metadata: Any) -> None:
-        if metadata.call_method in methods:
-            original(self, error, status, latency_ms, metadata)
+    def record(self: Any, *about: Any) -> None:  # the last one is the request's metadata
+        if about[-1].call_method in methods:
+            original(self, *about)
 
     record._ray_slo = True  # type: ignore[attr-defined]
     return record

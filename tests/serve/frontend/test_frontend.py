@@ -87,6 +87,28 @@ async def test_a_call_takes_one_item(app):
                 await front(*items, **others)
 
 
+def details(**options):
+    """What Serve's controller says of an application whose frontend "m" has these options."""
+    about = {"deployments": {"m": {"deployment_config": options}}}
+    return {"applications": {"app": about}}
+
+
+@in_loop
+async def test_a_frontend_looks_at_what_serve_runs(app):
+    bound = {"details": lambda: details(max_ongoing_requests=5)}
+    with pytest.raises(ConfigError, match=r"^deployments: m: max_ongoing_requests is 5; leave it"):
+        async with app(Model, policy="eager", around=bound):
+            pass
+    async with app(Model, policy="eager") as (front, _):
+        assert "refused_settings" not in await front.slo_status()
+        later = details(max_ongoing_requests=5)
+        later["applications"]["app"]["status"] = "RUNNING"
+        front._settings.look(later, 10.0)
+        (said,) = (await front.slo_status())["refused_settings"]
+        assert "max_ongoing_requests is 5" in said
+        assert (await ask(front, item=["a", 1])).status_code == 200  # it goes on
+
+
 def test_other_methods_are_refused_in_words_of_the_users_class():
     for method in ("__call__", "Infer", "Describe", "slo_status"):
         check_method("Words", method)

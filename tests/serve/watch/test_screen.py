@@ -112,6 +112,14 @@ def _texts(value):
             yield from _texts(inner)
 
 
+def test_settings_that_do_not_fit_come_first():
+    refused = ["deployments: w: max_ongoing_requests is 5; leave it out", "more\x1b"]
+    first, second = screen("app", state() | {"refused_settings": refused}).lines
+    assert (first.text, first.level) == (refused[0], "error")
+    assert second.text == "more"
+    assert screen("app", state()).lines == ()
+
+
 def test_every_row_fits_its_table():
     found = screen("app", state())
     assert {s.key for s in found.sections} >= {"models", "variants", "refused", "plan", "workers"}
