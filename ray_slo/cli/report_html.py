@@ -105,10 +105,20 @@ class Page:
         return environment.get_template("report.html.j2").render(page=self, data=data)
 
     def write(self, path: str | Path) -> Path:
-        """Write the page, and make its folder if needed. Return the path."""
-        target = Path(path)
+        """Write the page, and make its folder if needed. Return the path. A disk that is full
+        leaves what was there before, and no half page."""
+        target, text = Path(path), self.render()
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(self.render(), encoding="utf-8")
+        if target.exists() and not target.is_file():  # /dev/stdout
+            target.write_text(text, encoding="utf-8")
+            return target
+        half = target.with_name(f"{target.name}.tmp")
+        try:
+            half.write_text(text, encoding="utf-8")
+            half.replace(target)
+        except BaseException:
+            half.unlink(missing_ok=True)
+            raise
         return target
 
 

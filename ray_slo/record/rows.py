@@ -320,9 +320,15 @@ def damaged(path: Path, where: Callable[[], str] = str) -> Iterator[None]:
         yield
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         said = str(error)
+        if str(path) in said:
+            raise
         if not isinstance(error, ValueError):
             said = f"not what a log contains ({type(error).__name__}: {error})"
         raise ValueError(f"{path}: {where()}{said}") from error
+    except (OSError, NotImplementedError) as error:  # of Arrow, if not of the file system
+        if isinstance(error, OSError) and error.filename is not None:
+            raise
+        raise ValueError(f"{path}: it is damaged: {error}") from error
 
 
 def as_time(name: str, value: Any, most_s: float = _LONGEST_S) -> float:

@@ -14,13 +14,15 @@ exists:
 
 `x-slo-latency-ms` replaces the model's SLO. `x-slo-class` names another SLO of the model.
 `x-request-timeout-seconds` can only shorten the SLO: Serve's proxy gives up at this time, and
-gateways set it to minutes. A `DeploymentHandle` does not pass on any of these headers: call it with
-`latency_slo_ms=remaining_ms()`. Deadlines here are `time.monotonic()` seconds of this process.
-This module does not import Ray.
+gateways set it to minutes. A `DeploymentHandle` passes on the metadata of gRPC requests, but no
+headers of HTTP requests: call it with `latency_slo_ms=remaining_ms()`. Deadlines here are
+`time.monotonic()` seconds of this process. This module does not import Ray.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,6 +32,8 @@ from typing import Any, Literal, NamedTuple, NoReturn, Protocol, overload, runti
 
 from ray_slo.core.requests import MAX_LATENCY_MS
 from ray_slo.core.text import quoted
+
+logger = logging.getLogger(__name__)
 
 PROXY_CALLBACK_ENV = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 PROXY_CALLBACK = "ray_slo.serve.proxy:middlewares"
@@ -394,6 +398,32 @@ def deadline_for(latency_slo_s: float) -> float:
     if limit is None:
         return at
     return limit.at if limit.replaces_slo else min(at, limit.at)
+
+
+def of_caller_s(slo_s: float) -> float:
+    """Return the SLO of a call through a handle that names none, in seconds. Serve hands down the
+    metadata of the gRPC request that the caller answers; it can shorten `slo_s`. Serve does not
+    hand down the headers of HTTP requests. A warning says so, once per process.
+    """
+    from ray_slo.serve.ray_private.context import came_by_http, grpc_metadata
+
+    metadata = grpc_metadata()
+    if metadata is not None:
+        return min(slo_s, TimeLimits(metadata).budget_s(slo_s))
+    if came_by_http():
+        _warn_of_lost_headers()
+    return slo_s
+
+
+@functools.cache
+def _warn_of_lost_headers() -> None:
+    logger.warning(
+        "a deployment that answers HTTP calls this one by its handle, without latency_slo_ms. "
+        "Serve does not hand down its clients' headers %s and %s, so they have no effect. In that "
+        "deployment, write `with deadline_scope(request):`, and call with "
+        "`latency_slo_ms=remaining_ms()` (docs/from-serve.md). This warning is not repeated",
+        *(LATENCY_HEADER, TIMEOUT_HEADER),
+    )
 
 
 def remaining_ms() -> float | None:

@@ -24,6 +24,7 @@ from ray_slo.serve.deadlines import (
     ATTEMPT_HEADER,
     REFUSED_HEADER,
     TimeLimits,
+    of_caller_s,
     read_here,
     slo_class_of,
 )
@@ -140,6 +141,8 @@ class Intake:
         with self._noting_bad_input(model):
             _refuse_model_id()
             slo_class, slo_s = self._of_class(model, slo_class)
+            if latency_slo_ms is None:
+                slo_s = of_caller_s(slo_s)
             slo_s = self._slo_s(model, latency_slo_ms, slo_s)
             return Asked(model, arrival, slo_s, slo_class=slo_class, takes_errors=True)
 

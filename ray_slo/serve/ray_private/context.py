@@ -63,6 +63,12 @@ def grpc_metadata() -> Any:
     return None if context is None else context.invocation_metadata()
 
 
+def came_by_http() -> bool:
+    """Whether the current call came through a handle, while its caller answered HTTP requests."""
+    request = serve_context._serve_request_context.get()
+    return bool(getattr(request, "route", "")) and not getattr(request, "is_http_request", False)
+
+
 def max_ongoing_requests() -> int | None:
     """Largest number of requests that Serve lets into this replica; None outside a replica."""
     try:

@@ -16,6 +16,7 @@ from ray_slo.core.policy import Policy
 from ray_slo.planning.ramsis.table import Table
 from ray_slo.policies.registry import COMPOSE, POLICIES, make_policy
 from ray_slo.record.decode import Life
+from ray_slo.record.rows import damaged
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,8 @@ def policy_of(life: Life) -> Policy:
         ValueError: the log does not name it.
     """
     name, kwargs = policy_arguments(life)
-    return make_policy(name, kwargs)
+    with damaged(life.path):
+        return make_policy(name, kwargs)
 
 
 def policy_arguments(life: Life) -> tuple[str, Mapping[str, Any]]:
@@ -133,8 +135,9 @@ def policy_arguments(life: Life) -> tuple[str, Mapping[str, Any]]:
         )
     composed = start.policy == COMPOSE
     named = str(start.kwargs.get("policy")) if composed else start.policy
-    if named not in POLICIES and not _is_policy_class(import_attr(named)):
-        raise ValueError(f"{life.path}: {named!r} is no class of a policy")
+    with damaged(life.path):
+        if named not in POLICIES and not _is_policy_class(import_attr(named)):
+            raise ValueError(f"{named!r} is no class of a policy")
     return start.policy, start.kwargs
 
 

@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import time
+from types import SimpleNamespace
 
 import pytest
 from ray.serve import context as serve_context
@@ -19,6 +20,7 @@ from ray_slo.errors import (
     UnknownModel,
     UnsupportedEncoding,
 )
+from ray_slo.serve import deadlines
 from ray_slo.serve.errors import error_body
 from ray_slo.serve.frontend.http import headers_of
 from ray_slo.serve.messages import Capacity
@@ -45,6 +47,37 @@ async def test_the_model_that_is_meant():
     with pytest.raises(UnknownModel, match="model 'c' is unknown"):
         two.model_name("c")
     assert two.seen == [("unanswered", "", "invalid", "unknown_model")] * 2
+
+
+@in_loop
+async def test_what_serve_hands_down_to_a_call_by_handle(monkeypatch, caplog):
+    """gRPC metadata shortens the SLO; headers of HTTP requests do not come, which is told once."""
+    one, current = intake(), serve_context._serve_request_context
+    deadlines._warn_of_lost_headers.cache_clear()
+
+    def asked(*args, **about):
+        token = current.set(serve_context._RequestContext(**about))
+        try:
+            return one.asked("m", 7.0, *args).slo_s
+        finally:
+            current.reset(token)
+
+    for metadata, slo_s in (
+        ((("x-slo-latency-ms", "50"),), 0.05),
+        ((("x-slo-latency-ms", "5000"),), 0.4),
+        ((("x-request-timeout-seconds", "0.2"),), 0.2),
+        ((("x-slo-latency-ms", "odd"),), 0.4),
+        ((), 0.4),
+    ):
+        about = SimpleNamespace(invocation_metadata=lambda metadata=metadata: metadata)
+        assert asked(grpc_context=about) == slo_s
+        assert asked(300, grpc_context=about) == 0.3
+    assert asked() == 0.4
+    assert asked(300, route="/app") == 0.3
+    assert not caplog.records
+    assert [asked(route="/app") for _ in range(2)] == [0.4, 0.4]
+    (line,) = caplog.records
+    assert "headers x-slo-latency-ms and x-request-timeout-seconds, so they have" in line.message
 
 
 @in_loop

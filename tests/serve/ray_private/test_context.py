@@ -122,6 +122,7 @@ def test_ray_changed_here():
     assert list(entry.parameters) == ["self", "user_method_info", "scope", "receive", "send"]
     request = serve_context._RequestContext()
     assert (request.multiplexed_model_id, request.grpc_context) == ("", None)
+    assert (request.route, request.is_http_request) == ("", False)
     about = inspect.signature(serve_context.ReplicaContext).parameters
     assert "_deployment_config" in about
     assert DeploymentConfig().max_ongoing_requests > 0
