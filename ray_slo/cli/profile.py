@@ -20,7 +20,6 @@ from ray_slo.cli._output import (
     table,
     will_write,
 )
-from ray_slo.core.documents import parse_yaml, read_yaml, what_it_is
 from ray_slo.core.explain import placed
 from ray_slo.core.names import listed
 from ray_slo.core.text import quoted
@@ -276,6 +275,7 @@ def _named(variant: str) -> dict[str, Any]:
 
 
 def _config_targets(path: Path, kwargs: dict[str, Any]) -> dict[str, Target]:
+    from ray_slo.core.documents import what_it_is
     from ray_slo.models.profiling import Target
     from ray_slo.serve.config.app import AppConfig
     from ray_slo.serve.config.resolve import parse_spec
@@ -313,6 +313,7 @@ def _config_targets(path: Path, kwargs: dict[str, Any]) -> dict[str, Target]:
 
 def _applications(path: Path) -> list[dict[str, Any]]:
     """The applications of a config of `serve run`, or of a RayService of KubeRay."""
+    from ray_slo.core.documents import parse_yaml, read_yaml, what_it_is
     data = read_yaml(path)
     kind, said, told = what_it_is(data)
     if kind == "manifest" and data["kind"] == "RayService":

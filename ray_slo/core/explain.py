@@ -16,6 +16,7 @@ from ray_slo.core.pages import SEE, anchor_of, see
 from ray_slo.core.text import clipped, quoted
 
 T = TypeVar("T", bound=BaseModel)
+MAX_ITEMS = 1_000_000  # of a document; a few nested aliases make billions
 _KEY = 200  # characters of a field's place
 _QUOTE = "'"
 _KEY_LOC = ("[key]",)  # ends pydantic's place of a key that is wrong itself
@@ -61,6 +62,11 @@ def validated(model: type[T], data: Any, at: str = "", base: Path = Path()) -> T
     Raises:
         ValueError: one line per mistake: field, value, valid choices.
     """
+    if (items := _items(data, {})) > MAX_ITEMS:
+        where = f"{at}: " if at else ""
+        raise ValueError(
+            f"{where}with what its aliases repeat, it has {items:.3g} items, at most {MAX_ITEMS:,}"
+        )
     try:
         return model.model_validate(data, context={"base": base})
     except ValidationError as error:
@@ -68,6 +74,17 @@ def validated(model: type[T], data: Any, at: str = "", base: Path = Path()) -> T
         places = [_keys(e, data) for e in _relevant(error.errors(), data)]
         lines += see(_section(model, place) for place in places)
         raise ValueError("\n".join(lines)) from None
+
+
+def _items(value: Any, known: dict[int, float]) -> float:
+    """Number of items in a document, where one that is there several times counts as often."""
+    if not isinstance(value, dict | list | tuple):
+        return 1.0
+    if id(value) not in known:
+        known[id(value)] = 1.0  # for a list that contains itself
+        parts = value.values() if isinstance(value, dict) else value
+        known[id(value)] = 1.0 + sum(_items(part, known) for part in parts)
+    return known[id(value)]
 
 
 @contextmanager

@@ -84,7 +84,7 @@ def test_goodput_search(run):
         (["--policy", "Eager"], "(did you mean 'eager'?)"),
         (["--policy-arg", "fairness=x"], "fairness must be a number, got 'x'"),
         (["--report", "/dev/null/x"], "--report: cannot write '/dev/null/x': Not a directory"),
-        (["configs/digits-eager.yaml"], "a config of `serve run`; wanted a file like configs/sim"),
+        (["configs/digits-eager.yaml"], "a config of `serve run` (`ray-slo profile` measures"),
         (["--warmup-s", "99"], "warmup_s must be"),
         (["nowhere.yaml"], "nowhere.yaml: No such file or directory"),
     ],
@@ -132,3 +132,44 @@ def test_an_application_is_logged(run, tmp_path):
     code, _, err = run("simulate", "--log", tmp_path / "log")
     assert code == 2
     assert "--log needs an application" in err
+
+
+DAY = "minute,requests\n" + "".join(f"{i},{60 * (i % 2)}\n" for i in range(600))
+
+
+def test_arrivals_of_a_file_and_how_much_of_it_is_run_are_said(run, tmp_path):
+    trace = tmp_path / "day.csv"
+    trace.write_text(DAY)
+    code, out, err = run("simulate", "--arrivals", trace, "--duration-s", 120, "--json")
+    assert code == 0
+    assert json.loads(out)["offered_per_s"] == pytest.approx(0.5, abs=0.2)
+    assert err == (
+        f"{trace}: 600 intervals of 60 s, 0.5 requests/s on average (from 'minute' and "
+        "'requests'); the run takes the first 120 s of 36000 s\n"
+    )
+
+
+def test_a_document_names_a_file_of_arrivals_beside_it(run, tmp_path):
+    (tmp_path / "times.csv").write_text(
+        "timestamp,tokens\n2024-05-10 00:00:00,7\n"
+        + "".join(f"2024-05-10 00:00:{i:02}.{i * i % 97:02},7\n" for i in range(1, 60))
+    )
+    spec = tmp_path / "spec.yaml"
+
+    def simulate(arrivals):
+        document = "cluster: {models: {a: {latency_slo_ms: 25, profile: {alpha_ms: 1}}}}\n"
+        spec.write_text(f"{document}workload: {{arrivals: {arrivals}}}\n")
+        return run("simulate", spec, "--json")
+
+    code, out, err = simulate("{kind: times, file: times.csv}")
+    assert (code, json.loads(out)["requests"]) == (0, 60)
+    assert err.startswith(f"{tmp_path / 'times.csv'}: 60 requests in 59.86 s, 1 requests/s")
+    for arrivals, said in (
+        ("{kind: trace, file: times.csv}", "holds the time of each request; write kind: times"),
+        ("{kind: times, file: no.csv}", f"arrivals.file: {tmp_path / 'no.csv'}: No such file"),
+        ("{kind: times, file: spec.yaml}", f"arrivals.file: {spec}: line 1: none of its columns"),
+        ("{kind: times, file: times.csv, times_s: [1]}", "it holds the times_s; leave out one"),
+        ("{kind: trace, file: times.csv, interval_s: 0}", "interval_s: must be above 0, got 0"),
+    ):
+        code, _, err = simulate(arrivals)
+        assert code == 2 and said in err.replace("\n", " "), err

@@ -1,6 +1,7 @@
 import pytest
 import yaml
 
+from ray_slo.core.documents import load_yaml
 from ray_slo.core.explain import validated
 from ray_slo.simulation.spec import SimulationSpec
 
@@ -51,3 +52,31 @@ def test_valid_keys_are_said_once_for_each_place():
     with pytest.raises(ValueError, match="polic: unknown key") as error:
         validated(SimulationSpec, yaml.safe_load(SPEC.replace("policy", "polic") + "speed: 2"))
     assert str(error.value).count("valid keys are") == 1
+
+
+BOMB = "".join(
+    f"b{i}: &b{i} [{', '.join([f'*b{i - 1}'] * 9) if i else '0, 0'}]\n" for i in range(11)
+)
+
+
+def places(document, at=()):
+    yield at
+    if isinstance(document, dict):
+        for key, value in document.items():
+            yield from places(value, (*at, key))
+
+
+@pytest.mark.parametrize("at", list(places(yaml.safe_load(SPEC))))
+def test_nested_aliases_are_refused_at_once_wherever_they_are(at, tmp_path):
+    (tmp_path / "bomb.yaml").write_text(BOMB)
+    bomb = load_yaml(tmp_path / "bomb.yaml")["b10"]
+    assert len(BOMB) < 1000
+    document = place = yaml.safe_load(SPEC)
+    for key in at[:-1]:
+        place = place[key]
+    if at:
+        place[at[-1]] = bomb
+    else:
+        document = bomb
+    with pytest.raises(ValueError, match=r"with what its aliases repeat, it has .* at most 1,000"):
+        validated(SimulationSpec, document)

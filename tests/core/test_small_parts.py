@@ -23,6 +23,25 @@ def test_a_long_text_is_cut_and_any_text_can_be_encoded():
     assert quoted("ä") == r"'\xe4'"
     assert quoted("x" * 100) == f"'{'x' * 79}… (102 characters)"
     assert quoted(10**5000) == "a huge int"
+    assert quoted({"a": [(1,), {2}], "b": {}}) == "{'a': [(1,), {2}], 'b': {}}"
+    assert quoted([1] * 999) == f"[{'1, ' * 26}1…"
+
+
+def test_a_value_is_read_no_further_than_it_is_shown():
+    for one in (lambda v: [v] * 9, lambda v: {"a": v, "b": v}, lambda v: (v, v)):
+        nested = 0
+        for _ in range(40):  # 2⁴⁰ items and more
+            nested = one(nested)
+        assert len(quoted(nested)) == 81
+    itself = []
+    itself.append(itself)
+    assert quoted(itself).startswith("[[")
+
+    class Shy:
+        def __repr__(self):
+            raise RuntimeError
+
+    assert quoted(Shy()) == "a Shy"
 
 
 def test_names_are_imported_listed_and_suggested():
