@@ -394,7 +394,7 @@ def original(error: BaseException) -> BaseException:
 def http_status(error: BaseException) -> int:
     """Return the status of the answer for this error. An `HTTPException` has its own."""
     found = original(error)
-    status = found.status_code if isinstance(found, SLOError | HTTPException) else None
+    status = found.status_code if isinstance(found, SLOError | HTTPException) else 0
     return int(status) if status in range(200, 600) else SLOError.http_status
 
 

@@ -113,18 +113,18 @@ class Hooks:
 
     def _refused(self, why: str, error: Exception, model: str) -> BadInput:
         """Return the refusal of a client's item."""
-        error, field = original(error), "item"
-        if found := _fields(error):
+        cause, field = original(error), "item"
+        if found := _fields(cause):
             field = clipped(found[0][0], SHOWN) or field
             said = "; ".join(f"{name}: {text}" if name else text for name, text in found)
-        elif isinstance(error, ValueError) or self._spec.error_details:
-            name, said = type(error).__name__, message_of(error)
+        elif isinstance(cause, ValueError) or self._spec.error_details:
+            name, said = type(cause).__name__, message_of(cause)
             if not said:
                 said = name
-            elif type(error) not in _SENTENCES:
+            elif type(cause) not in _SENTENCES:
                 said = f"{name}: {said}"
         else:  # a message that was not written for clients
-            said = type(error).__name__
+            said = type(cause).__name__
         return BadInput(f"{why}: {clipped(said, MAX_MESSAGE)}", field=field, model=model)
 
     async def postprocessed(self, model: str, asked: Asked, value: Any) -> Any:
@@ -164,10 +164,10 @@ class Hooks:
         raise _expired(asked, grace_s)
 
 
-def _is_items(error: Exception, item: Any) -> bool:
+def _is_items(raised: Exception, item: Any) -> bool:
     """Return whether an error of a hook says that the client's item is wrong, and not that the
     server fails. `BadInput` and `HTTPException` say it themselves."""
-    error = original(error)
+    error = original(raised)
     if isinstance(error, (SLOError, HTTPException, *_OWN)) or is_out_of_memory(error):
         return False
     if isinstance(error, OSError) and error.errno is not None:  # of the system: a disk, a socket
@@ -178,7 +178,7 @@ def _is_items(error: Exception, item: Any) -> bool:
     return not any(word in name for name in names for word in _OF_SERVICES)
 
 
-def _fields(error: Exception) -> list[tuple[str, str]]:
+def _fields(error: BaseException) -> list[tuple[str, str]]:
     """Return the fields that a `ValidationError` of pydantic names, with what is wrong there. The
     wrong values are not shown."""
     try:
