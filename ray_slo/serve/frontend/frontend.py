@@ -223,7 +223,7 @@ class Frontend:
         body = await intake.body(request, kind, asked)
         async with intake.admitted(asked, kind):
             item = await intake.item(kind, body, name)
-            return await self._response(await self._service.answer(asked, item))
+            return await _response(await self._service.answer(asked, item), self._encoding)
 
     async def Infer(self, request: Any, grpc_context: Any) -> Any:  # noqa: N802
         """Answer a gRPC call (`protos/inference.proto`). Errors are set in `grpc_context`."""
@@ -238,7 +238,7 @@ class Frontend:
             async with intake.admitted(asked):
                 item = await intake.item(kind, body, name)
                 answer = await self._service.answer(asked, item)
-            return await self._reply(answer)
+            return await _reply(answer, self._encoding)
         except Exception as error:
             _log(error)
             grpc.fail(grpc_context, error, self._spec.error_details)
@@ -252,31 +252,6 @@ class Frontend:
                 # Serve adds it to its own list, so it must be a list.
                 told = [*grpc_context.trailing_metadata(), capacity]
                 grpc_context.set_trailing_metadata(told)
-
-    async def _response(self, answer: Answer) -> Response:
-        """Return an answer as an HTTP response.
-
-        Raises:
-            TypeError, ValueError: the result is not JSON.
-        """
-        result = answer.result
-        if isinstance(result, Response):
-            result.headers.update(answer.headers())
-            return result
-        if isinstance(result, bytes):
-            response = in_parts(result, "application/octet-stream")
-        else:
-            response = in_parts(await encoded(result, self._encoding), "application/json")
-        # Starlette's own way with `headers` looks for names that cannot be among ours.
-        added = answer.headers().items()
-        response.raw_headers += [(k.encode(), v.encode("latin-1")) for k, v in added]
-        return response
-
-    async def _reply(self, answer: Answer) -> Any:
-        """Return an answer as a gRPC reply. The errors are those of `_response`."""
-        is_sent_as_it_is = isinstance(answer.result, bytes | Response)
-        text = None if is_sent_as_it_is else await encoded(answer.result, self._encoding)
-        return grpc.reply_of(answer, text)
 
     async def Describe(self, request: Any) -> Any:  # noqa: N802
         """Return the description that GET returns over HTTP."""
@@ -457,3 +432,30 @@ def _path(request: HttpRequest) -> str:
     path: str = request.scope.get("path", "")
     root: str = request.scope.get("root_path", "")
     return path.removeprefix(root).strip("/")
+
+
+async def _response(answer: Answer, encoding: asyncio.Lock) -> Response:
+    """Return an answer as an HTTP response.
+
+    Raises:
+        TypeError, ValueError: the result is not JSON.
+    """
+    result = answer.result
+    if isinstance(result, Response):
+        result.headers.update(answer.headers())
+        return result
+    if isinstance(result, bytes):
+        response = in_parts(result, "application/octet-stream")
+    else:
+        response = in_parts(await encoded(result, encoding), "application/json")
+    # Starlette's own way with `headers` looks for names that cannot be among ours.
+    response.raw_headers += [(k.encode(), v.encode("latin-1")) for k, v in answer.headers().items()]
+    return response
+
+
+async def _reply(answer: Answer, encoding: asyncio.Lock) -> Any:
+    """Return an answer as a gRPC reply. The errors are those of `_response`."""
+    is_sent_as_it_is = isinstance(answer.result, bytes | Response)
+    return grpc.reply_of(
+        answer, None if is_sent_as_it_is else await encoded(answer.result, encoding)
+    )

@@ -111,20 +111,20 @@ class Hooks:
             raise BadInput(said, field="item", model=model)
         return size
 
-    def _refused(self, why: str, error: BaseException, model: str) -> BadInput:
+    def _refused(self, why: str, error: Exception, model: str) -> BadInput:
         """Return the refusal of a client's item."""
-        error, field = original(error), "item"
-        if found := _fields(error):
+        cause, field = original(error), "item"
+        if found := _fields(cause):
             field = clipped(found[0][0], SHOWN) or field
             said = "; ".join(f"{name}: {text}" if name else text for name, text in found)
-        elif isinstance(error, ValueError) or self._spec.error_details:
-            name, said = type(error).__name__, message_of(error)
+        elif isinstance(cause, ValueError) or self._spec.error_details:
+            name, said = type(cause).__name__, message_of(cause)
             if not said:
                 said = name
-            elif type(error) not in _SENTENCES:
+            elif type(cause) not in _SENTENCES:
                 said = f"{name}: {said}"
         else:  # a message that was not written for clients
-            said = type(error).__name__
+            said = type(cause).__name__
         return BadInput(f"{why}: {clipped(said, MAX_MESSAGE)}", field=field, model=model)
 
     async def postprocessed(self, model: str, asked: Asked, value: Any) -> Any:
@@ -164,10 +164,10 @@ class Hooks:
         raise _expired(asked, grace_s)
 
 
-def _is_items(error: BaseException, item: Any) -> bool:
+def _is_items(raised: Exception, item: Any) -> bool:
     """Return whether an error of a hook says that the client's item is wrong, and not that the
     server fails. `BadInput` and `HTTPException` say it themselves."""
-    error = original(error)
+    error = original(raised)
     if isinstance(error, (SLOError, HTTPException, *_OWN)) or is_out_of_memory(error):
         return False
     if isinstance(error, OSError) and error.errno is not None:  # of the system: a disk, a socket
