@@ -101,7 +101,7 @@ def _pickled(values: Iterable[Any]) -> tuple[Any, ...]:
     """Return the arguments of `_read`."""
     file, buffers = io.BytesIO(), list[Any]()
     pickler = _Known(file, 5, buffer_callback=buffers.append)
-    kinds, ends = [], []
+    kinds, ends = [], list[int]()
     instead: dict[int, Unreadable | _Plain] = {}
     for i, value in enumerate(values):
         begin = file.tell(), len(buffers)
@@ -142,8 +142,9 @@ def _alone(value: Any, file: io.BytesIO, buffers: list[Any]) -> Unreadable | _Pl
 def _as_bytes(buffer: pickle.PickleBuffer) -> Any:
     """Return a buffer. If it is of bytes, it arrives as such, so that nobody copies it."""
     view = buffer.raw()
-    is_bytes = type(view.obj) is bytes and len(view.obj) == view.nbytes
-    return _Beside(view.obj) if is_bytes else buffer
+    data: Any = view.obj
+    is_bytes = type(data) is bytes and len(data) == view.nbytes
+    return _Beside(data) if is_bytes else buffer
 
 
 def _read(
@@ -198,7 +199,7 @@ class _Known(pickle.Pickler):
         raise _Other
 
 
-class _Any(cloudpickle.CloudPickler):  # type: ignore[misc]
+class _Any(cloudpickle.CloudPickler):
     """Pickles any value, as Ray does. It notes references to Ray's objects: only Ray can pass them
     on."""
 

@@ -1,11 +1,14 @@
 """Fakes for frontends, schedulers and workers: policies, models, metrics and connections."""
 
 import asyncio
+import pickle
 import random
 import threading
 import time
 from collections import Counter
 from types import SimpleNamespace
+
+from ray import cloudpickle
 
 import ray_slo
 from ray_slo.core import (
@@ -194,3 +197,20 @@ def surroundings(name, **others):
     """A frontend's, without Ray."""
     known = {"metrics": Silent(), "states": lambda app, kinds: {}, **others}
     return Surroundings("app", name, "front", **known)
+
+
+def over_handle(values):
+    """Ray puts buffers into memory that nobody may write to."""
+    buffers = []
+    pickled = cloudpickle.dumps(values, protocol=5, buffer_callback=buffers.append)
+    return pickle.loads(pickled, buffers=[memoryview(bytes(b.raw())) for b in buffers])
+
+
+class NeverRead:
+    """Can be pickled, and not read."""
+
+    def __init__(self, one, two):
+        self.one = one
+
+    def __reduce__(self):
+        return NeverRead, (self.one,)

@@ -80,7 +80,7 @@ async def test_an_error_of_ray_itself_is_said_without_its_stack_trace():
     async def raises(piece, worker):
         raise ray.exceptions.RayTaskError("e", trace, ValueError("said")).as_instanceof_cause()
 
-    with pytest.raises(ValueError) as raised:  # noqa: PT011
+    with pytest.raises(ValueError) as raised:
         await workers(raises).execute(GRANT, [])
     assert str(raised.value.cause) == "said"
 
