@@ -99,7 +99,7 @@ def _pickled(values: Iterable[Any]) -> tuple[Any, ...]:
     """Return the arguments of `_read`."""
     file, buffers = io.BytesIO(), list[Any]()
     pickler = _Known(file, 5, buffer_callback=buffers.append)
-    kinds, ends = list[str](), list[int]()
+    kinds, ends = [], list[int]()
     instead: dict[int, Unreadable | _Plain] = {}
     for i, value in enumerate(values):
         begin = file.tell(), len(buffers)
@@ -140,9 +140,9 @@ def _alone(value: Any, file: io.BytesIO, buffers: list[Any]) -> Unreadable | _Pl
 def _as_bytes(buffer: pickle.PickleBuffer) -> Any:
     """Return a buffer. If it is of bytes, it arrives as such, so that nobody copies it."""
     view = buffer.raw()
-    whole: Any = view.obj
-    is_bytes = isinstance(whole, bytes) and len(whole) == view.nbytes
-    return _Beside(whole) if is_bytes else buffer
+    data: Any = view.obj
+    is_bytes = type(data) is bytes and len(data) == view.nbytes
+    return _Beside(data) if is_bytes else buffer
 
 
 def _read(

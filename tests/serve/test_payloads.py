@@ -21,6 +21,7 @@ from ray_slo.serve.frontend.tree import Outputs
 from ray_slo.serve.messages import AGAIN
 from ray_slo.serve.payloads import Items, Results, Unreadable
 from ray_slo.serve.results import as_it_is, own
+from tests.serve.fakes import NeverRead, over_handle
 
 
 @dataclass
@@ -155,13 +156,6 @@ def over_socket(values):
     return direct.decode(memoryview(bytearray(message[8:])))[1]
 
 
-def over_handle(values):
-    """Ray puts buffers into memory that nobody may write to."""
-    buffers = []
-    pickled = cloudpickle.dumps(values, protocol=5, buffer_callback=buffers.append)
-    return pickle.loads(pickled, buffers=[memoryview(bytes(b.raw())) for b in buffers])
-
-
 def in_one_piece(values):
     """As Serve's calls over gRPC."""
     return pickle.loads(cloudpickle.dumps(values))
@@ -231,14 +225,6 @@ def test_a_row_does_not_bring_its_tensor_along(place):
         sent = sum(len(bytes(piece)) for piece in direct.encode(1, Items([value])))
         assert own <= sent < own + 4_000, name
         assert len(cloudpickle.dumps(Results([(True, value)]))) < own + 4_000, name
-
-
-class NeverRead:
-    def __init__(self, one, two):
-        self.one = one
-
-    def __reduce__(self):
-        return NeverRead, (self.one,)
 
 
 class Exits:

@@ -329,6 +329,8 @@ async def test_a_large_answer_is_written_in_parts(app):
         assert [part["more_body"] for part in parts] == [True] * (len(parts) - 1) + [False]
         reply = await front.Infer(InferRequest(json='["a", 200000]'), Context())
         assert json.loads(reply.json) == [0.5] * 200_000
+
+
 class Told:
     """Answers what a client's body became."""
 

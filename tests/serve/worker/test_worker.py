@@ -8,9 +8,8 @@ import pytest
 from ray_slo.errors import BadInput, BatchResultError
 from ray_slo.serve.direct import Connections, Listener
 from tests.serve import clock
-from tests.serve.fakes import Wire
+from tests.serve.fakes import NeverRead, Wire, over_handle
 from tests.serve.loops import until
-from tests.serve.test_payloads import NeverRead, over_handle
 
 
 class Slow:
