@@ -47,6 +47,7 @@ WHOLE_HEADER = "x-slo-body-whole"
 REFUSED_HEADER = "x-slo-refused-before"
 ATTEMPT_HEADER = "x-slo-attempt"
 ARRIVED_HEADER = "x-slo-arrived"
+KNOWN_HEADER = "x-slo-known-ms"
 CAPACITY_HEADER = "x-slo-capacity"  # of answers: the capacity that the frontend reports
 
 
@@ -97,6 +98,7 @@ HEADERS = {
         ),
         Header(PROXIED_HEADER, "failover", "What is left of the client's timeout.", per_s=1e3),
         Header(ATTEMPT_HEADER, "failover", "Names this sending of the request."),
+        Header(KNOWN_HEADER, "failover", "The model's SLO as HAProxy knows it, milliseconds."),
         Header(WHOLE_HEADER, "door", '"1": the proxy has the whole body; else "0".'),
         Header(ARRIVED_HEADER, "door", "When the request came to HAProxy, and by whose clock."),
         Header(REFUSED_HEADER, "door", "How many requests the proxy refused before this one."),

@@ -256,3 +256,18 @@ def tick(path):
         with Path(path).open("a") as file:
             file.write(".")
         time.sleep(0.05)
+
+
+class Tagged:
+    """Answer with the item and the release that answered."""
+
+    def __init__(self, release="first"):
+        self.release = release
+
+    @staticmethod
+    def example_input():
+        return 0
+
+    def __call__(self, items):
+        time.sleep(BASE_S)
+        return [[item, self.release] for item in items]

@@ -33,6 +33,8 @@ class Task:
         args, kwargs: arguments of the class's constructor.
         accuracy: percent, for a task without variants.
         factors: expected number of items per request, by child task; 1 if not given.
+        max_outputs: largest number of items that it may make for one request of a client.
+            Default: `MAX_OUTPUTS` (`ray_slo.serve.config.pipeline`).
         options: further fields of `TaskConfig` (`ray_slo.serve.config`), e.g.
             {"max_batch_size": 8}.
     """
@@ -47,6 +49,7 @@ class Task:
     factors: Mapping[str, float] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     model: str | None = None
+    max_outputs: int | None = None
 
     def said(self) -> dict[str, Any]:
         """Its fields of `TaskConfig`."""
@@ -59,6 +62,7 @@ class Task:
             "kwargs": self.kwargs,
             "accuracy": self.accuracy,
             "factors": self.factors,
+            "max_outputs": self.max_outputs,
         }
         if not isinstance(self.options, Mapping):
             raise ValueError(

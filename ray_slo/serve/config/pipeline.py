@@ -16,6 +16,8 @@ from ray_slo.planning import loki
 from ray_slo.serve.config.common import SloClasses, StrictConfig, check_name
 from ray_slo.serve.config.models import ModelConfig, Served
 
+MAX_OUTPUTS = 5000  # a frontend needs about half a second for so many
+
 
 class TaskConfig(Served):
     """A task of a pipeline: a model that other tasks may send requests to. It has its own code
@@ -36,12 +38,16 @@ class TaskConfig(Served):
         parent: the task whose batch method makes this one's requests; None at the root.
         factors: expected number of items per request, by child task, for variants without their own
             value; 1 if neither is given.
+        max_outputs: largest number of items that its batch method may make for one request of a
+            client, for all child tasks together. A request with more is refused at once. Each item
+            costs the frontend about a tenth of a millisecond.
     """
 
     callable: str | Callable[..., Any] = ""
     model: str | None = None
     parent: str | None = None
     factors: dict[str, float] = Field(default_factory=dict)
+    max_outputs: int = Field(default=MAX_OUTPUTS, ge=1)
 
     @field_validator("parent", mode="before")
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ray.exceptions import RayError
@@ -19,6 +19,10 @@ from ray_slo.serve.suspects import Marks
 from ray_slo.serve.user_code import Hook, HookThreads, checked_size
 
 _THREADS = 32
+_IN_HOOK = (
+    "the request was in the application's own code at the frontend (preprocess, size, postprocess "
+    "or join)"
+)
 _LEAVING_S = 0.1  # seconds for a cancelled hook to end
 # Exceptions about the state of the program, not about an item. Python, torch and CUDA raise
 # `RuntimeError` for theirs, and `as_exception` for a hook that exits.
@@ -138,8 +142,17 @@ class Hooks:
             return value
         return await self.in_time(asked, self.postprocess[model](value))
 
-    async def in_time(self, asked: Asked, hook: Awaitable[Any], grace_s: float = GRACE_S) -> Any:
+    async def in_time(
+        self,
+        asked: Asked,
+        hook: Awaitable[Any],
+        grace_s: float = GRACE_S,
+        where: Callable[[], str] = lambda: _IN_HOOK,
+    ) -> Any:
         """Return the result of a hook.
+
+        Args:
+            where: function that returns what the request waited for, for the error.
 
         Raises:
             Expired: it has not ended `grace_s` seconds after the deadline.
@@ -157,11 +170,12 @@ class Hooks:
             await asyncio.wait([running], timeout=left_s)
             if running.done():
                 return running.result()
+            said = where()
         finally:
             if not running.done():
                 running.cancel()
                 await asyncio.wait([running], timeout=_LEAVING_S)
-        raise _expired(asked, grace_s)
+        raise _expired(asked, grace_s, said)
 
 
 def _is_items(raised: Exception, item: Any) -> bool:
@@ -190,13 +204,12 @@ def _fields(error: BaseException) -> list[tuple[str, str]]:
 
 def _expire(running: asyncio.Future[Any], asked: Asked, grace_s: float) -> None:
     if not running.done():
-        running.set_exception(_expired(asked, grace_s))
+        running.set_exception(_expired(asked, grace_s, _IN_HOOK))
 
 
-def _expired(asked: Asked, grace_s: float) -> Expired:
+def _expired(asked: Asked, grace_s: float, said: str) -> Expired:
     return Expired(
-        f"no answer {grace_s:g} s after the deadline; the request was in the application's own "
-        "code at the frontend (preprocess, size, postprocess or join)",
+        f"no answer {grace_s:g} s after the deadline; {said}",
         model=asked.model,
         latency_slo_ms=asked.slo_s * 1e3,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from ray_slo.serve.frontend.answer import Answer, answer_of, joined_answer, path
 from ray_slo.serve.frontend.hooks import Hooks
 from ray_slo.serve.frontend.ledger import GRACE_S, Asked, Entry, Ledger
 from ray_slo.serve.frontend.surroundings import Demand
-from ray_slo.serve.frontend.tree import Outputs, TreeRunner, Visit, say_task
+from ray_slo.serve.frontend.tree import Outputs, Progress, TreeRunner, Visit, say_task
 from ray_slo.serve.user_code import as_exception
 from ray_slo.serve.watch import tracing
 from ray_slo.serve.watch.metrics import FrontendMetrics
@@ -71,6 +71,10 @@ class Service:
             join=self._hooks.joins,
             shared={task.name for task in tree.order if task.model in self._shared},
             made=made,
+            max_outputs={
+                name: task.max_outputs
+                for name, task in self._spec.pipelines[tree.name].tasks.items()
+            },
         )
 
     async def answer(self, asked: Asked, item: Any) -> Answer:
@@ -158,8 +162,9 @@ class Service:
 
     async def _measure(self, entry: Entry) -> None:
         """Get the size of an item, and count it."""
-        is_own = entry.upstream is None
-        entry.size = await self._hooks.size(entry.model, entry.asked, entry.item, is_own=is_own)
+        if entry.model in self._hooks.sizes:
+            is_own = entry.upstream is None
+            entry.size = await self._hooks.size(entry.model, entry.asked, entry.item, is_own=is_own)
         if self._demand is not None:
             self._demand.sized(entry.model, entry.size)
 
@@ -174,13 +179,17 @@ class Service:
     async def _answer_tree(self, asked: Asked, item: Any, trace: RequestTrace) -> Answer:
         tree = self._spec.trees[asked.model]
 
-        async def serve(task: str, item: Any, upstream: Upstream | None) -> tuple[Any, Visit]:
-            return await self._serve_task(asked, trace.task(task), tree[task], item, upstream)
+        def serve(
+            task: str, item: Any, upstream: Upstream | None
+        ) -> Coroutine[Any, Any, tuple[Any, Visit]]:
+            return self._serve_task(asked, trace.task(task), tree[task], item, upstream)
 
-        # Tasks end by themselves at their deadline; longer times are those of `postprocess` or
-        # `join`.
-        visits = self._runners[asked.model].run(item, serve)
-        node = await self._hooks.in_time(asked, visits, GRACE_S + _JOINING_S)
+        # Tasks end by themselves at their deadline. Longer times are those of `postprocess` or
+        # `join`, or of this process.
+        progress = Progress()
+        visits = self._runners[asked.model].run(item, serve, progress)
+        where = functools.partial(_where, progress)
+        node = await self._hooks.in_time(asked, visits, GRACE_S + _JOINING_S, where)
         latency_ms = (time.monotonic() - asked.arrival) * 1e3
         accuracy = self._accuracies[asked.model]
         return joined_answer(asked.model, node, accuracy, latency_ms, asked.slo_s * 1e3)
@@ -196,7 +205,8 @@ class Service:
         is_own = upstream is None
         entered = asked.arrival if is_own else time.monotonic()
         try:
-            item = await self._hooks.preprocessed(task.model, asked, item, is_own=is_own)
+            if task.model in self._hooks.preprocess:
+                item = await self._hooks.preprocessed(task.model, asked, item, is_own=is_own)
             entry = Entry(next(self._ids), task.model, asked, item, entered, upstream, trace)
             entry.task = task.name
             await self._measure(entry)
@@ -212,3 +222,11 @@ class Service:
         trace.answered(stage)
         self._metrics.answered(stage)
         return value, visit
+
+
+def _where(progress: Progress) -> str:
+    """Return what a pipeline's request waits for, for an error."""
+    said = f"{progress.served} of its {progress.begun} requests at tasks were answered"
+    if progress.in_code:
+        return f"{said}, and {progress.in_code} were in the application's postprocess or join"
+    return f"{said}, and the frontend had not done the rest: it is too busy for so many"

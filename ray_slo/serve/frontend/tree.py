@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +47,22 @@ class Visit:
     exec_s: float
     spent_s: float
     done_at: float
+
+
+@dataclass(slots=True)
+class Progress:
+    """What has become of a client's request so far.
+
+    Attributes:
+        begun, served: its requests at all tasks: those that began, and those with a result.
+        in_code: calls of `postprocess` and `join` that have not ended.
+        made: items that the requests of each task made.
+    """
+
+    begun: int = 0
+    served: int = 0
+    in_code: int = 0
+    made: Counter[str] = field(default_factory=Counter)
 
 
 Serve = Callable[[str, Any, Upstream | None], Awaitable[tuple[Any, Visit]]]
@@ -105,12 +122,15 @@ class TreeRunner:
         shared: tasks whose code also serves other trees. Items for those trees are left out.
         made: called when a request ends at a task, with the task, the variant and the number of
             items that it made for each child.
+        max_outputs: by task, the largest number of items that its requests may make for one request
+            of a client. Tasks without an entry have no limit.
     """
 
     def __init__(
         self,
         parents: Mapping[str, str | None],
         *,
+        max_outputs: Mapping[str, int] | None = None,
         postprocess: Mapping[str, Hook] | None = None,
         join: Mapping[str, Hook] | None = None,
         shared: Collection[str] = (),
@@ -122,40 +142,71 @@ class TreeRunner:
         self._join = join or {}
         self._shared = frozenset(shared)
         self._made = made
+        self._max_outputs = max_outputs or {}
 
-    async def run(self, item: Any, serve: Serve) -> Node:
+    async def run(self, item: Any, serve: Serve, progress: Progress | None = None) -> Node:
         """Serve an item at the root, and the items made from it at the other tasks.
 
+        Args:
+            progress: kept up to date meanwhile.
+
         Raises:
-            BatchResultError: a task made items for a task that is not its child.
+            BatchResultError: a task made items for a task that is not its child, or too many.
             Exception: the first error that serving, `postprocess` or `join` raised.
         """
-        return await self._visit(self.root, item, None, serve)
+        return await self._visit(self.root, item, None, serve, progress or Progress())
 
-    async def _visit(self, task: str, item: Any, upstream: Upstream | None, serve: Serve) -> Node:
+    async def _visit(
+        self, task: str, item: Any, upstream: Upstream | None, serve: Serve, progress: Progress
+    ) -> Node:
+        progress.begun += 1
         value, visit = await serve(task, item, upstream)
+        progress.served += 1
         result, items = self.split(task, value)
         del value  # otherwise it would keep the items in memory while they are served
-        children = self._children[task]
         if self._made is not None:
-            self._made(task, visit.variant, {c: len(items[c]) for c in children})
-        came = Upstream(visit.worker, visit.variant, visit.spent_s)
-        below = await _together(
-            [self._visit(c, one, came, serve) for c in children for one in items[c]]
-        )
-        try:
-            if task in self._postprocess:
-                result = await self._postprocess[task](result)
-            if children:
-                outputs: dict[str, list[Any]] = {child: [] for child in children}
-                for node in below:
-                    outputs[node.task].append(node.joined)
-                join: Hook = self._join.get(task, _nested)
-                result = await join(result, outputs)
-        except Exception as error:
-            say_task(error, task)
-            raise
+            self._made(task, visit.variant, {c: len(its) for c, its in items.items()})
+        below: list[Node] = []
+        if items:
+            self._check_number(task, items, progress)
+            came = Upstream(visit.worker, visit.variant, visit.spent_s)
+            below = await _together(
+                [self._visit(c, one, came, serve, progress) for c in items for one in items[c]]
+            )
+        if items or task in self._postprocess:
+            progress.in_code += 1
+            try:
+                result = await self._after(task, result, below)
+            except Exception as error:
+                say_task(error, task)
+                raise
+            finally:
+                progress.in_code -= 1
         return Node(task, visit, result, tuple(below))
+
+    def _check_number(
+        self, task: str, items: Mapping[str, Sequence[Any]], progress: Progress
+    ) -> None:
+        progress.made[task] += sum(map(len, items.values()))
+        made, most = progress.made[task], self._max_outputs.get(task, math.inf)
+        if made > most:
+            raise _error(
+                f"{made} items were made for one request of a client; at most {most} are served. "
+                f"Make fewer, or write max_outputs: {made} at the task",
+                task,
+            )
+
+    async def _after(self, task: str, result: Any, below: Sequence[Node]) -> Any:
+        """Return what the user's code, or else the default, makes of the results."""
+        if task in self._postprocess:
+            result = await self._postprocess[task](result)
+        if children := self._children[task]:
+            outputs: dict[str, list[Any]] = {child: [] for child in children}
+            for node in below:
+                outputs[node.task].append(node.joined)
+            join: Hook = self._join.get(task, _nested)
+            result = await join(result, outputs)
+        return result
 
     def split(self, task: str, value: Any) -> tuple[Any, dict[str, list[Any]]]:
         """Split what a batch method returned for one request into the result and items by child.
@@ -197,14 +248,18 @@ def say_task(error: Exception, task: str) -> None:
             error.__notes__ = [*notes, note]  # type: ignore[attr-defined]
 
 
-def _wrong(task: str, children: Sequence[str], got: str) -> Exception:
+def _error(said: str, task: str) -> Exception:
     from ray_slo.serve.errors import BatchResultError  # `ray_slo.Outputs` must work without ray
 
+    return BatchResultError(said, task=task)
+
+
+def _wrong(task: str, children: Sequence[str], got: str) -> Exception:
     wanted = "a plain result: it has no children"
     if children:
         names = ", ".join(f"{child!r}: […]" for child in children)
         wanted = f"per request a result, or ray_slo.Outputs(result, {{{names}}})"
-    return BatchResultError(f"the batch method returned {got}; it must return {wanted}", task=task)
+    return _error(f"the batch method returned {got}; it must return {wanted}", task)
 
 
 async def _together(visits: list[Coroutine[Any, Any, Node]]) -> list[Node]:
@@ -220,7 +275,10 @@ async def _together(visits: list[Coroutine[Any, Any, Node]]) -> list[Node]:
                 task.result()
         return [task.result() for task in tasks]
     finally:
-        if not all(task.done() for task in tasks):
-            for task in tasks:
+        if running := [task for task in tasks if not task.done()]:
+            for task in running:
                 task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.wait(running)
+        for task in tasks:
+            if not task.cancelled():
+                task.exception()  # asyncio logs errors that are never read

@@ -31,7 +31,7 @@ from ray_slo.serve.errors import Expired
 from ray_slo.serve.protos import InferReply, InferRequest
 from ray_slo.serve.proxy.direct import before_s
 from ray_slo.serve.proxy.door import ProxyDoor
-from ray_slo.serve.proxy.http import TRIES, WAITED_S, Places, lost, suspect
+from ray_slo.serve.proxy.http import TRIES, WAITED_S, Places, lost, slo_in, suspect
 from ray_slo.serve.proxy.modes import has_haproxy_of_ours
 from ray_slo.serve.ray_private.grpc_server import Handle
 from ray_slo.serve.suspects import is_suspect, new_attempt
@@ -206,22 +206,40 @@ class Failover:
             left_s = None if limit_s is None else limit_s - spent_s
             answer = await _within(left_s, handle, _with_less(call.request, spent_s), attempt)
             if limit_s is not None and answer is None:
-                raise self._ours.silent(place, limit_s)
+                question = _Question(handle, call)
+                raise self._ours.silent(place, limit_s, question.slo_s)
             is_reply = bool(answer) and isinstance(call.request, InferRequest)
             reply = InferReply.FromString(answer) if is_reply else None
             if (said := attempt.capacity) is not None:
                 took_s = time.monotonic() - let_in if answer else None
                 inside_s = None if reply is None else reply.latency_ms / 1e3
                 self._door.heard(place, said, took_s, inside_s)
+                self._ours.answered(place, slo_in(said))
             if not attempt.died:
-                if budget_s is None and reply is not None:
-                    slo_ms = positive(reply.latency_slo_ms)
-                    self._ours.answered(place, None if slo_ms is None else slo_ms / 1e3)
                 attempt.settle()
                 return answer
             if is_suspect(attempt.id):
                 raise suspect()
         raise lost()
+
+
+class _Question:
+    """Asks an application for the SLO of a place, with a call without an item. The frontend refuses
+    it, and says its capacity.
+
+    Args:
+        call: another call to the place, with the metadata that Serve needs.
+    """
+
+    def __init__(self, handle: Handle, call: _Call) -> None:
+        self._handle = handle
+        self._model = call.place[1]
+        self._attempt = Attempt(call.context, 0.0)
+
+    async def slo_s(self) -> float | None:
+        """Return the SLO in seconds, when a frontend has answered. None if it does not say."""
+        await _within(None, self._handle, InferRequest(model=self._model), self._attempt)
+        return None if (said := self._attempt.capacity) is None else slo_in(said)
 
 
 _attempt: ContextVar[Attempt | None] = ContextVar("ray_slo_attempt", default=None)

@@ -16,6 +16,7 @@ from ray_slo.serve.deadlines import (
     ATTEMPT_HEADER,
     CAPACITY_HEADER,
     CLASS_HEADER,
+    KNOWN_HEADER,
     LATENCY_HEADER,
     PROXIED_HEADER,
     REFUSED_HEADER,
@@ -60,6 +61,7 @@ def of_frontend(clock: str) -> Iterator[str]:
     yield f"http-request del-header {PROXIED_HEADER}"
     yield f"http-request set-header {WHOLE_HEADER} 0"
     yield f"http-request del-header {REFUSED_HEADER}"
+    yield f"http-request del-header {KNOWN_HEADER}"
     yield from _arrival(clock)
 
 
@@ -84,6 +86,8 @@ def of_backend(buffer_bytes: int, wait_s: float) -> Iterator[str]:
     """
     yield from _again()
     yield from _what_is_known()
+    # While no frontend is up, Serve's proxy gets the requests, and answers at their deadline.
+    yield f"http-request set-header {KNOWN_HEADER} %[var(txn.slo_ms)] if {_OURS}"
     yield from _time(wait_s)
     yield f"http-request disable-l7-retry unless {_OURS}"
     yield from _small_bodies(buffer_bytes - _HEAD_BYTES)

@@ -4,9 +4,10 @@ When a frontend dies, its requests are lost. Serve's proxies can only answer the
 INTERNAL, without a reason. This module sends such a request to another frontend, with the rest of
 its time, as when a worker dies. If that is not possible, the answer has a reason.
 
-While there is no frontend, Serve's proxies would wait forever. With this module, a request with a
-deadline is answered at most one second after it. A request without one waits for the SLO that
-earlier answers of its place contained, plus half a minute (`FRONTEND_WAIT_S`).
+While there is no frontend, Serve's proxies would wait forever. With this module, a request is
+answered at most one second after its deadline. The deadline is its own, or follows from the SLO
+that earlier answers of its place contained. That SLO may have changed: after a request without an
+answer, the proxy asks the application for it (`_Question`).
 
 For Serve, `x-request-timeout-seconds` means "cancel and answer 408 after this time". So a request
 with a short deadline would end before there is a reason. The application gets that value under
@@ -15,15 +16,21 @@ another name, and Serve gets a later time.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
-from collections.abc import Hashable
+from collections.abc import Awaitable, Callable, Hashable
 from typing import Any
 
 from ray_slo.core.environment import FRONTEND_WAIT_S
 from ray_slo.core.recent import Recent
 from ray_slo.serve.deadlines import (
     ATTEMPT_HEADER,
+    CAPACITY_HEADER,
+    CLASS_HEADER,
+    KNOWN_HEADER,
     TIMEOUT_HEADER,
+    WHOLE_HEADER,
     TimeLimits,
     positive,
     slo_class_of,
@@ -31,8 +38,11 @@ from ray_slo.serve.deadlines import (
     without,
 )
 from ray_slo.serve.errors import Expired, FrontendLost, SLOError, http_response
+from ray_slo.serve.proxy.modes import has_haproxy_of_ours
 from ray_slo.serve.ray_private.http_head import ARRIVAL
 from ray_slo.serve.suspects import is_suspect, new_attempt
+
+logger = logging.getLogger(__name__)
 
 TRIES = 3
 # Frontends have answered this long after the deadline. So a caller gets the answer within a second.
@@ -44,20 +54,20 @@ WAITED_S = 0.002  # shorter waits before this middleware are not subtracted
 
 _TIMEOUT = TIMEOUT_HEADER.encode()
 _ATTEMPT = ATTEMPT_HEADER.encode()
-_SLO = b"x-slo-latency-slo-ms"  # header of an answer with the model's SLO
+_CAPACITY, _CLASS, _KNOWN = CAPACITY_HEADER.encode(), CLASS_HEADER.encode(), KNOWN_HEADER.encode()
+_WHOLE = WHOLE_HEADER.encode()
+# Serve's own text, without a reason for programs, while an application is deployed again.
+_UNAVAILABLE = b" is unavailable because it failed to deploy"
 
 
 class Places:
     """Places (such as paths) where applications of ray-slo have answered, and the time to wait
-    there.
+    there."""
 
-    Args:
-        wait_s: time to wait for a frontend, in seconds. Default: `FRONTEND_WAIT_S`.
-    """
-
-    def __init__(self, wait_s: float | None = None) -> None:
-        self._wait_s = FRONTEND_WAIT_S.read() if wait_s is None else wait_s
+    def __init__(self) -> None:
+        self._wait_s = FRONTEND_WAIT_S.read()
         self._slo_s: Recent[Hashable, float | None] = Recent(_PLACES_KEPT)
+        self._asking: dict[Hashable, asyncio.Future[Any]] = {}
 
     def __contains__(self, place: Hashable) -> bool:
         return place in self._slo_s
@@ -84,19 +94,48 @@ class Places:
         if budget_s is not None:
             return budget_s + _GRACE_S
         slo_s = self._slo_s.get(place)
-        return None if slo_s is None else slo_s + self._wait_s
+        return None if slo_s is None else slo_s + _GRACE_S
 
-    def silent(self, place: Hashable, limit_s: float) -> SLOError:
-        """Return the error for a request without an answer in this time. The model's SLO is
-        forgotten, because it may have changed."""
-        if place in self._slo_s:
-            self._slo_s[place] = None
+    def silent(
+        self, place: Hashable, limit_s: float, ask: Callable[[], Awaitable[float | None]]
+    ) -> SLOError:
+        """Return the error for a request without an answer in this time. If the place is known, ask
+        for its SLO: a longer one would never be heard of otherwise.
+
+        Args:
+            ask: function that asks an application for the SLO of its model, in seconds. It may wait
+                for a frontend as long as `FRONTEND_WAIT_S`.
+        """
+        if place in self._slo_s and place not in self._asking:
+            self._asking[place] = asyncio.ensure_future(self._asked(place, ask))
         return Expired(f"no frontend answered within {limit_s:.4g} s")
+
+    async def _asked(self, place: Hashable, ask: Callable[[], Awaitable[float | None]]) -> None:
+        try:
+            slo_s = await asyncio.wait_for(ask(), self._wait_s)
+            if slo_s is not None:
+                self.answered(place, slo_s)
+        except Exception as error:
+            logger.info("no frontend says the SLO of %s: %r", place, error)
+        finally:
+            del self._asking[place]
+
+
+def slo_in(capacity: str) -> float | None:
+    """Return the SLO in a frontend's capacity header, in seconds."""
+    _, slo_ms, *_ = capacity.split(";")
+    found = positive(slo_ms)
+    return None if found is None else found / 1e3
 
 
 def lost() -> SLOError:
     """Return the error for a request whose frontends have died."""
     return FrontendLost("the frontend died with the request, and no other could take it")
+
+
+def replaced() -> SLOError:
+    """Return the error for a request that comes while an application is deployed again."""
+    return FrontendLost("no frontend is up: the application is being deployed again, or deleted")
 
 
 def suspect() -> SLOError:
@@ -123,11 +162,15 @@ class FailoverMiddleware:
             return
         headers = without(scope["headers"], "failover")
         place = (scope["path"], slo_class_of(headers))
+        if has_haproxy_of_ours() and (known_ms := positive(dict(scope["headers"]).get(_KNOWN))):
+            self._ours.answered(place, known_ms / 1e3)
         budget_s = TimeLimits(headers).named_s()
         limit_s = None
         if budget_s is not None or _TIMEOUT not in dict(headers):  # 0: the client wants to wait
             limit_s = self._ours.limit_s(place, budget_s)
-        exchange = _Exchange(receive, send, limit_s, scope.get(ARRIVAL))
+        exchange = _Exchange(
+            receive, send, limit_s, scope.get(ARRIVAL), is_ours=place in self._ours
+        )
         for i in range(TRIES):
             exchange.again()
             waited_s = exchange.waited_s
@@ -145,9 +188,11 @@ class FailoverMiddleware:
             again = {**scope, "headers": told}
             await self._app(again, exchange.receive, exchange.send)
             if exchange.ours:
-                is_models = budget_s is None and slo_s is None
-                self._ours.answered(place, exchange.slo_s if is_models else None)
+                self._ours.answered(place, exchange.slo_s)
             if exchange.started or exchange.client_left:
+                return
+            if exchange.replaced:
+                await exchange.refuse(replaced())
                 return
             if exchange.timed_out or place not in self._ours:
                 break
@@ -155,7 +200,8 @@ class FailoverMiddleware:
                 await exchange.refuse(suspect())
                 return
         if limit_s is not None and exchange.timed_out:
-            await exchange.refuse(self._ours.silent(place, limit_s))
+            question = _Question(self._app, scope)
+            await exchange.refuse(self._ours.silent(place, limit_s, question.slo_s))
         else:
             await exchange.refuse(lost())
 
@@ -165,16 +211,23 @@ class _Exchange:
     client."""
 
     def __init__(
-        self, receive: Any, send: Any, limit_s: float | None, arrival: float | None
+        self,
+        receive: Any,
+        send: Any,
+        limit_s: float | None,
+        arrival: float | None,
+        *,
+        is_ours: bool,
     ) -> None:
         self._receive, self._send = receive, send
         self._limit_s = limit_s
+        self._is_ours = is_ours
         self._arrival = time.monotonic() if arrival is None else arrival
         self._body: list[Any] = []
         self._replayed = 0
         self._held: Any = None  # the start of an answer without its body
         self._muted = False
-        self.client_left = self.started = self.ours = False
+        self.client_left = self.started = self.ours = self.replaced = False
         self.slo_s: float | None = None
 
     def again(self) -> None:
@@ -206,18 +259,23 @@ class _Exchange:
         if message["type"] == "http.response.start":
             headers = {name.lower(): value for name, value in message.get("headers", ())}
             self.ours = any(name.startswith(b"x-slo-") for name in headers)
-            slo_ms = positive(headers.get(_SLO, b""))
-            self.slo_s = None if slo_ms is None else slo_ms / 1e3
+            said = headers.get(_CAPACITY)
+            self.slo_s = None if said is None else slo_in(said.decode())
             if message["status"] == 408 and self.timed_out:  # otherwise the application sent it
                 self._muted = True
-            elif b"content-length" in headers:
-                # Serve's proxy may give up between this and the body, and send neither.
+            elif b"content-length" in headers or (
+                message["status"] == 503 and self._is_ours and not self.ours
+            ):
+                # Serve's proxy may give up between this and the body, and send neither. Or the body
+                # says that there is no frontend.
                 self._held = message
             else:
                 self.started = True
                 await self._send(message)
             return
-        if self._muted:
+        if self._held is not None and self._is_ours and not self.ours:
+            self.replaced = self._held["status"] == 503 and _UNAVAILABLE in message.get("body", b"")
+        if self._muted or self.replaced:
             return
         if (held := self._held) is not None:
             self._held, self.started = None, True
@@ -226,3 +284,30 @@ class _Exchange:
 
     async def refuse(self, error: SLOError) -> None:
         await http_response(error)({"type": "http"}, self._receive, self._send)
+
+
+class _Question:
+    """Asks an application for the SLO of a place, with a GET request to the path of another one."""
+
+    def __init__(self, app: Any, scope: Any) -> None:
+        self._app = app
+        named = [pair for pair in scope["headers"] if pair[0] == _CLASS]
+        self._scope = {**scope, "method": "GET", "headers": [*named, (_WHOLE, b"1")]}
+        self._is_sent = False
+        self._slo_s: float | None = None
+
+    async def slo_s(self) -> float | None:
+        """Return the SLO in seconds, when a frontend has answered. None if it does not say."""
+        await self._app(self._scope, self._receive, self._send)
+        return self._slo_s
+
+    async def _receive(self) -> Any:
+        if self._is_sent:
+            await asyncio.Event().wait()  # Serve waits here for the client to leave
+        self._is_sent = True
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def _send(self, message: Any) -> None:
+        said = {name.lower(): value for name, value in message.get("headers", ())}
+        if (capacity := said.get(_CAPACITY)) is not None:
+            self._slo_s = slo_in(capacity.decode())

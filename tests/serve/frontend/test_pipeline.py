@@ -5,6 +5,7 @@ is of its own: see `clock`."""
 import asyncio
 import json
 import random
+import time
 
 import pytest
 from fastapi import HTTPException
@@ -22,7 +23,7 @@ from ray_slo.policies.timeout import Eager
 from ray_slo.serve.config.resolve import parse_spec
 from tests.serve.fakes import Silent, ask
 from tests.serve.loops import in_loop, until
-from tests.serve.pipelines import STEP_S, Spell, spec
+from tests.serve.pipelines import STEP_S, Find, Spell, spec
 
 
 def outcomes(handle):
@@ -277,3 +278,45 @@ async def test_an_http_exception_of_a_task_has_its_own_status(running, word, sta
         assert {said[1:] for said in unanswered} == {("invalid", f"http_{status}")}
         await nothing_is_left(front)
     assert status != 410 or ("leaf", "invalid", "http_410") in unanswered
+
+
+def limited(most, **options):
+    """The pipeline with `max_outputs`."""
+    made = spec(**options)
+    made.pipelines["p"].tasks["find"].max_outputs = most
+    return made
+
+
+@in_loop
+async def test_a_request_that_makes_too_many_is_refused_at_once(running):
+    async with running(limited(3)) as (front, handle):
+        assert await front("to be or") == {"f": ["to", "be", "or"]}
+        before = len(Spell.ran)
+        with pytest.raises(BatchResultError) as error:
+            await front("held " * 4)
+        assert str(error.value) == (
+            "4 items were made for one request of a client; at most 3 are served. Make fewer, or "
+            "write max_outputs: 4 at the task (in task 'find')"
+        )
+        assert (error.value.task, error.value.model) == ("find", "p")
+        assert len(Spell.ran) == before
+        await nothing_is_left(front)
+
+
+@in_loop
+async def test_who_was_slow_is_said_the_frontend(running):
+    async with running(spec(slo_ms=600)) as (front, handle):
+        await front("to be")
+        handle.metrics.answered = lambda answer: time.sleep(0.3)  # on its event loop
+        with pytest.raises(Expired, match="9 of its 9 requests at tasks .* it is too busy for"):
+            await front("to be or not " * 2)
+
+
+@in_loop
+async def test_who_was_slow_is_said_the_application(running, monkeypatch):
+    monkeypatch.setattr(Find, "join", staticmethod(lambda by, outputs: time.sleep(9)))
+    async with running(spec(slo_ms=600)) as (front, _):
+        with pytest.raises(
+            Expired, match="3 of its 3 .* 1 were in the application's postprocess or jo"
+        ):
+            await front("to be")

@@ -213,3 +213,22 @@ async def test_the_answer_names_each_stage():
         'spell;requests=3;variants="spell1*3";batch-size=2;queue-ms=250.000;exec-ms=500.000'
     )
     assert joined_answer("words", node, lambda _: None, 1, 2).accuracy is None
+
+
+@in_loop
+async def test_the_number_of_items_counts_for_the_whole_request():
+    # Ten items of the root, each with four below: the first two make no more than ten.
+    def faces(item):
+        return Outputs(item, {"age": [item] * 4})
+
+    server = Server(
+        cars=lambda item: Outputs(item, {"faces": range(item)}), faces=faces, age=lambda item: item
+    )
+    runner = TreeRunner(WIDE, max_outputs={"cars": 10, "faces": 10})
+    assert sum(1 for _ in (await runner.run(2, server)).walk()) == 1 + 2 + 2 * 4
+    with pytest.raises(BatchResultError, match=r"12 items .* at most 10 .* max_outputs: 12") as e:
+        await runner.run(10, server)
+    assert e.value.task == "faces"
+    with pytest.raises(BatchResultError, match="11 items") as e:
+        await runner.run(11, server)
+    assert e.value.task == "cars"

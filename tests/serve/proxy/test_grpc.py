@@ -288,12 +288,23 @@ def test_without_any_frontend_a_deadline_still_ends():
     assert (said["reason"], said["message"]) == ("expired", "no frontend answered within 1.9 s")
 
 
-def test_who_names_no_deadline_has_the_slo_and_waits_half_a_minute_for_a_frontend():
-    serve = Serve(REPLY, None)
-    serve.call(InferRequest(json="2", model="m"), Context())
-    context = Context()
-    assert serve.call(InferRequest(json="2", model="m"), context) == b""
-    assert reported(context)["message"] == "no frontend answered within 30.25 s"
+def test_who_names_no_deadline_has_the_slo_of_the_model_which_may_have_changed():
+    request = InferRequest(json="2", model="m")
+    serve = Serve(REPLY, None, REPLY, None, trailing=[("x-slo-capacity", "9;250;100;1000;1000")])
+
+    async def main():
+        infer = serve.handlers["/ray_slo.v1.Inference/Infer"].unary_unary
+        await infer(request, Context())
+        for slo_ms in (250, 2000):
+            assert await infer(request, context := Context()) == b""
+            said = f"no frontend answered within {slo_ms / 1e3 + 0.9:.4g} s"
+            assert reported(context)["message"] == said
+            serve.trailing = [("x-slo-capacity", "9;2000;100;1000;1000")]
+            await asyncio.sleep(1.0)  # meanwhile, it is asked again
+        asked = serve.requests[2]
+        assert (asked.model, asked.WhichOneof("item")) == ("m", None)
+
+    clock.run(main())
 
 
 def test_who_hangs_up_leaves_nothing_behind():

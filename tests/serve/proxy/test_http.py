@@ -8,6 +8,7 @@ import time
 import pytest
 
 from ray_slo.core.environment import FRONTEND_WAIT_S
+from ray_slo.serve.deadlines import KNOWN_HEADER
 from ray_slo.serve.deadlines import TimeLimits
 from ray_slo.serve.proxy import http as failover
 from ray_slo.serve.proxy.http import FailoverMiddleware, Places
@@ -19,7 +20,7 @@ ANSWER = [
     {"type": "http.response.body", "body": b"4"},
 ]
 WITH_SLO = [
-    {**ANSWER[0], "headers": [(b"X-SLO-Latency-SLO-ms", b"250.000")]},
+    {**ANSWER[0], "headers": [(b"X-SLO-Capacity", b"9;250;100;1000;1000")]},
     ANSWER[1],
 ]
 PLAIN = [{**ANSWER[0], "headers": []}, ANSWER[1]]
@@ -178,24 +179,81 @@ def test_what_is_no_timeout_is_left_alone(value):
     assert proxy.headers[1] == {"x-request-timeout-seconds": value, "accept": "*/*"}
 
 
-def test_who_names_no_deadline_has_the_slo_and_waits_half_a_minute_for_a_frontend():
-    proxy = Proxy(ANSWER, WITH_SLO, WITH_SLO, [], TIMED_OUT, WITH_SLO)
+def test_who_names_no_deadline_has_the_slo_of_the_model():
+    proxy = Proxy(ANSWER, WITH_SLO, [], TIMED_OUT)
     middleware = FailoverMiddleware(proxy)
     for _ in range(2):  # the first answer does not say its SLO
         through(middleware)
     assert "x-request-timeout-seconds" not in proxy.headers[1]
-    through(middleware, [("x-slo-latency-ms", "9")])  # its own, which is nobody else's
-    proxy.takes_s = 20.0
+    proxy.takes_s = 0.6
     status, _, body = through(middleware)
     assert (status, json.loads(body)["reason"]) == (504, "expired")
-    assert [float(h["x-request-timeout-seconds"]) for h in proxy.headers[3:]] == pytest.approx(
-        [30.25, 10.25]
+    assert [float(h["x-request-timeout-seconds"]) for h in proxy.headers[2:]] == pytest.approx(
+        [1.15, 0.55]
     )
+
+
+def test_a_longer_slo_is_heard_of_also_if_no_answer_comes_within_the_old_one():
+    longer = [{**ANSWER[0], "headers": [(b"x-slo-capacity", b"9;8000;100;1000;1000")]}, ANSWER[1]]
+    proxy = Proxy(WITH_SLO, *[TIMED_OUT] * 3, longer, WITH_SLO)
+    middleware = FailoverMiddleware(proxy)
     through(middleware)
-    assert "x-request-timeout-seconds" not in proxy.headers[5]  # it may be another one by now
+    proxy.takes_s = 5.0
+
+    async def burst():
+        asked = [
+            asyncio.create_task(middleware(*exchange([("x-slo-class", "gold")]))) for _ in range(3)
+        ]
+        await asyncio.gather(*asked)
+        await asyncio.sleep(6.0)
+
+    def exchange(headers):
+        async def receive():
+            return {"type": "http.request", "body": b""}
+
+        async def send(message):
+            pass
+
+        named = [(k.encode(), v.encode()) for k, v in headers]
+        return {"type": "http", "method": "POST", "path": "/m", "headers": named}, receive, send
+
+    middleware._ours.answered(("/m", "gold"), 0.25)
+    clock.run(burst())
+    asked = proxy.headers[4]  # once for all three
+    assert (asked["x-slo-class"], asked["x-slo-body-whole"]) == ("gold", "1")
+    assert "x-request-timeout-seconds" not in asked
+    through(middleware, [("x-slo-class", "gold")])
+    assert float(proxy.headers[5]["x-request-timeout-seconds"]) == pytest.approx(8.9)
 
 
-def test_how_long_that_is_may_be_said(monkeypatch):
+@pytest.mark.parametrize("believes", [True, False])
+def test_behind_haproxy_the_slo_is_known_before_the_first_answer(monkeypatch, believes):
+    monkeypatch.setattr(failover, "has_haproxy_of_ours", lambda: believes)
+    proxy = Proxy(TIMED_OUT, takes_s=3.0)
+    status, _, body = through(FailoverMiddleware(proxy), [(KNOWN_HEADER, "2000")])
+    assert status == (504 if believes else 408)
+    limit_s = proxy.headers[0].get("x-request-timeout-seconds")
+    assert limit_s == ("2.9" if believes else None)
+    assert KNOWN_HEADER not in proxy.headers[0]
+
+
+def test_what_serve_says_in_words_while_an_application_is_replaced_has_a_reason():
+    text = b"Deployment(name='m', app='a') is unavailable because it failed to deploy."
+    start = {"type": "http.response.start", "status": 503, "headers": [(b"content-type", b"text")]}
+    gone = [start, {"type": "http.response.body", "body": text}]
+    own = [start, {"type": "http.response.body", "body": b"closed on Sundays"}]
+    proxy = Proxy(gone, ANSWER, own, gone)
+    middleware = FailoverMiddleware(proxy)
+    assert through(middleware)[2] == text  # not known to be ours
+    through(middleware)
+    assert through(middleware)[2] == b"closed on Sundays"
+    status, headers, body = through(middleware)
+    assert (status, headers[b"retry-after"]) == (503, b"1")
+    assert json.loads(body)["reason"] == "frontend_lost"
+    assert proxy.answers == []
+
+
+def test_how_long_a_proxy_asks_for_a_new_slo_may_be_said(monkeypatch):
     monkeypatch.setenv(FRONTEND_WAIT_S.name, "2.5")
     assert Places()._wait_s == 2.5
     monkeypatch.setenv(FRONTEND_WAIT_S.name, "soon")
