@@ -26,6 +26,7 @@ from ray import cloudpickle
 
 from ray_slo.core.text import quoted
 from ray_slo.models.checkpoint import Preempted
+from ray_slo.serve.results import as_it_is, own
 from ray_slo.serve.suspects import Marks
 
 _STUCK_S = 60.0  # a call that runs longer counts as hanging
@@ -325,18 +326,30 @@ class HookThreads:
             )
 
 
+def _kept(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function whose result stays as it is, also if the next call fills the same array."""
+    return lambda *values: own(function(*values), as_it_is)
+
+
+def _kept_async(function: Callable[..., Any]) -> Callable[..., Any]:
+    async def run(*values: Any) -> Any:
+        return own(await function(*values), as_it_is)
+
+    return run
+
+
 class Hook:
     """A user's `preprocess`, `postprocess`, `join` or `size`. It runs in a thread, or is awaited if
-    it is async.
+    it is async. Its result shares no memory with what the hook may keep.
 
     Raises:
         Exception: the error that it raised (`as_exception`).
     """
 
     def __init__(self, function: Callable[..., Any], threads: HookThreads) -> None:
-        self._function = function
-        self._threads = threads
         self._is_async = inspect.iscoroutinefunction(function)
+        self._function = _kept_async(function) if self._is_async else _kept(function)
+        self._threads = threads
 
     def __call__(self, *values: Any) -> asyncio.Future[Any]:
         """Begin a call, and return its result's future. Cancel the future if nobody waits for
