@@ -23,6 +23,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from ray_slo.errors import RefusedEarly
+from ray_slo.serve.frontend import http as bodies
 from ray_slo.serve.frontend.http import Readers, body_of
 from ray_slo.serve.ray_private import http_head as heads
 from ray_slo.serve.ray_private.http_head import _CYCLE as CYCLE
@@ -462,9 +463,11 @@ def test_memory_follows_the_bytes_that_came(run_in_loop):
 
 
 @pytest.mark.parametrize("late_s", [0.0, 0.1])
-def test_a_client_may_shut_its_sending_side_with_its_request(run_in_loop, late_s):
+def test_a_client_may_shut_its_sending_side_with_its_request(monkeypatch, run_in_loop, late_s):
     """One that does so later has left."""
     left = []
+    if not late_s:
+        monkeypatch.setattr(heads, "HALF_CLOSED_S", 10.0)  # for a busy machine
 
     async def run():
         async def app(scope, receive, send):
@@ -491,7 +494,8 @@ def test_a_client_may_shut_its_sending_side_with_its_request(run_in_loop, late_s
     assert left == [late_s]  # when the connection ends
 
 
-def test_bodies_that_only_declare_their_size_need_bounded_memory(run_in_loop):
+def test_bodies_that_only_declare_their_size_need_bounded_memory(monkeypatch, run_in_loop):
+    monkeypatch.setattr(bodies, "_PATIENCE_S", 60.0)
     readers = Readers(1000, 8192)  # 128 KiB together; a place has at least 64 KiB
 
     async def run():
