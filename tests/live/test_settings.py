@@ -66,10 +66,10 @@ def test_settings_that_do_not_fit(ray_cluster):
 
         deploy(BOUND)
         assert eventually(refused)[0].startswith(f"deployments: {WORKER}: max_ongoing_requests")
-        assert httpx.post(url, json=1, timeout=60).json() == 1
+        assert httpx.post(url, json=1, timeout=60).json() == "1"
         deploy({"name": NAME, "num_replicas": 2})
         assert is_said("num_frontends: 2")
-        assert httpx.post(url, json=1, timeout=60).json() == 1
+        assert httpx.post(url, json=1, timeout=60).json() == "1"
         deploy({"name": WORKER, "num_replicas": 2})  # Serve can do this for us
         assert runs()
         assert eventually(lambda: not refused())
