@@ -15,8 +15,8 @@ exists:
 `x-slo-latency-ms` replaces the model's SLO. `x-slo-class` names another SLO of the model.
 `x-request-timeout-seconds` can only shorten the SLO: Serve's proxy gives up at this time, and
 gateways set it to minutes. A `DeploymentHandle` passes on the metadata of gRPC requests, but no
-headers of HTTP requests: call it with `latency_slo_ms=remaining_ms()`. Deadlines here are `time.monotonic()` seconds of this process.
-This module does not import Ray.
+headers of HTTP requests: call it with `latency_slo_ms=remaining_ms()`. Deadlines here are
+`time.monotonic()` seconds of this process. This module does not import Ray.
 """
 
 from __future__ import annotations
@@ -418,8 +418,8 @@ def of_caller_s(slo_s: float) -> float:
 @functools.cache
 def _warn_of_lost_headers() -> None:
     logger.warning(
-        "a deployment that answers HTTP calls this one by its handle, without latency_slo_ms. Serve "
-        "does not hand down its clients' headers %s and %s, so they have no effect. In that "
+        "a deployment that answers HTTP calls this one by its handle, without latency_slo_ms. "
+        "Serve does not hand down its clients' headers %s and %s, so they have no effect. In that "
         "deployment, write `with deadline_scope(request):`, and call with "
         "`latency_slo_ms=remaining_ms()` (docs/from-serve.md). This warning is not repeated",
         *(LATENCY_HEADER, TIMEOUT_HEADER),
