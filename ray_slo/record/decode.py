@@ -213,14 +213,7 @@ class Decoder:
                 continue
             last = ()
             if what == "finished":
-                status = BatchStatus(row[i["reason"]])
-                requests = [self._known(r) for r in row[i["requests"]]]
-                if status is BatchStatus.FINISHED:
-                    for r in requests:
-                        self._requests.pop(r.id, None)
-                times = (as_time(name, row[i[name]]) for name in ("start_at", "finish_at"))
-                outcome = BatchOutcome(row[i["batch"]], requests, *times, status)
-                events.append(("batch_finished", (at, row[i["worker"]], outcome)))
+                events.append(("batch_finished", (at, row[i["worker"]], self._outcome(row))))
             elif what == "profile":
                 self._profiles[row[i["size"]]] = LatencyProfile(row[i["table_s"]])
             elif what == "cluster":
@@ -297,6 +290,16 @@ class Decoder:
                 raise ValueError("a request without a number")
             request = self._requests[number] = Logged(number, "", math.nan, math.nan)
         return request
+
+    def _outcome(self, row: Row) -> BatchOutcome:
+        i = INDEX
+        status = BatchStatus(row[i["reason"]])
+        requests = [self._known(r) for r in row[i["requests"]]]
+        if status is BatchStatus.FINISHED:
+            for r in requests:
+                self._requests.pop(r.id, None)
+        begin, end = (as_time(name, row[i[name]]) for name in ("start_at", "finish_at"))
+        return BatchOutcome(row[i["batch"]], requests, begin, end, status)
 
     def _action(self, what: str, row: Row) -> Action:
         i = INDEX

@@ -287,6 +287,7 @@ def about_file(path: Path, schema: Any, kind: Table = DECISIONS) -> dict[str, An
     Raises:
         ValueError: the file is of another kind, or a column is missing or of another type.
     """
+    about: dict[str, Any]
     with damaged(path):
         about = json.loads((schema.metadata or {}).get(_METADATA, b"{}"))
         found = about.get("format") if isinstance(about, dict) else about
@@ -297,7 +298,7 @@ def about_file(path: Path, schema: Any, kind: Table = DECISIONS) -> dict[str, An
         for name, wanted in (("scheduler", str), ("sequence", int)):
             if not isinstance(about.get(name), wanted):
                 raise ValueError(f"its metadata must name {name}, got {quoted(about.get(name))}")
-        wanted_schema = to_arrow([[None] * len(kind.columns)], kind=kind).schema
+        wanted_schema = to_arrow([(None,) * len(kind.columns)], kind=kind).schema
         for name in kind.columns:
             if name not in schema.names:
                 if name not in _NEWER:

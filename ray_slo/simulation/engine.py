@@ -28,8 +28,8 @@ from ray_slo.simulation.workloads import Requests
 
 _CHUNK = 8192
 ASK_EVERY_S = 0.1
-"""Time after which a policy is asked again whether it wants a problem solved, in seconds. It is the
-same for live policies."""
+"""Time after which a policy is asked again whether it wants a problem solved, in seconds. A live
+scheduler asks at every tick (`serve/scheduler`, `_TICK_S`), which is less often."""
 ANSWER_AFTER_S = 0.3
 """Time from the question until the policy has the answer, in seconds, as for a small live
 problem."""

@@ -133,7 +133,8 @@ class Served(StrictConfig):
         exit_points: number of places in the network where a policy that preempts can stop a batch
             (`ray_slo.models.preemption`). The network is the result of `load`, or the only torch
             module among the instance's attributes. Default: those in the file `profile`, if any.
-            Other code calls `ray_slo.checkpoint()`.
+            0: none. Other code calls `ray_slo.checkpoint()`, and the policy `auto` then needs
+            `preempt: true`.
         user_config: passed to `reconfigure`.
     """
 

@@ -8,7 +8,7 @@ import inspect
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -334,7 +334,7 @@ class Models:
         """Add the exit points of the config, or those of the file with the profile."""
         model = self._spec.models[ref.model]
         known, field = preemption_of(ref, model), f"{self._spec.fields[ref.model]}.exit_points"
-        points: int | tuple[str, ...] | None = model.exit_points
+        points: int | Sequence[str] | None = model.exit_points
         if points is None and known is not None:
             points, field = known.exit_points, f"{field}: 0 leaves out those of the profile"
         if not points:

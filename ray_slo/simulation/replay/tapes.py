@@ -128,7 +128,7 @@ def tape(life: Life) -> Tape:
                 made.preempts.append((r.now, action))
         made.end = r.now
     if not made.requests.keys() or not columns(made)[1]:
-        raise _NoRequest(f"{life.path}: no request for a model of the cluster arrived in this log")
+        raise _NoRequest(f"{life.path}: no request arrived for a model of the cluster")
     made.zero = next(iter(made.requests.values())).arrival
     return made
 
