@@ -314,6 +314,7 @@ def _config_targets(path: Path, kwargs: dict[str, Any]) -> dict[str, Target]:
 def _applications(path: Path) -> list[dict[str, Any]]:
     """The applications of a config of `serve run`, or of a RayService of KubeRay."""
     from ray_slo.core.documents import parse_yaml, read_yaml, what_it_is
+
     data = read_yaml(path)
     kind, said, told = what_it_is(data)
     if kind == "manifest" and data["kind"] == "RayService":
