@@ -195,7 +195,7 @@ class Mmpp(Spec):
 class _OfFile(Spec):
     """Arrivals that may be in a file, which is read when the document is."""
 
-    file: Path | None = None
+    file: Path | None = Field(None, exclude=True)  # it has been read
     _said: str = PrivateAttr("")
 
     @property
