@@ -22,7 +22,7 @@ from ray_slo.core import (
     Preempt,
 )
 from ray_slo.serve.frontend.surroundings import Surroundings
-from ray_slo.serve.messages import Heartbeat
+from ray_slo.serve.messages import Heartbeat, Piece
 from ray_slo.serve.watch.lately import Seen
 
 
@@ -80,6 +80,11 @@ class Box:
 def beat(worker="w0", batches=(), kind="default", variants=("m",)):
     profiles = {v: LatencyProfile.linear(0.001, 0.01, 8) for v in variants}
     return Heartbeat(worker, kind, profiles, list(batches))
+
+
+def piece(name, *items, variant="m"):
+    """A batch in one piece."""
+    return Piece(name, variant, list(items), 0, 1, 0.0)
 
 
 STEP_S = 0.002

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from ray_slo.serve.messages import Piece
+from tests.serve.fakes import piece
 from tests.serve.loops import in_loop, until
 
 
@@ -21,10 +21,6 @@ async def test_a_batch_of_a_variant_that_was_unloaded_frees_its_worker_at_once(a
         await worker.load(["m"])
         assert await asked == "item"
         assert time.monotonic() - since < 0.5
-
-
-def piece(name, *items, variant="m"):
-    return Piece(name, variant, list(items), 0, 1, 0.0)
 
 
 class Staging:

@@ -8,8 +8,8 @@ import pytest
 from ray_slo.errors import BadInput
 from ray_slo.serve.suspects import note_sick, sick_lately
 from ray_slo.serve.worker import failures
+from tests.serve.fakes import piece
 from tests.serve.loops import in_loop
-from tests.serve.worker.test_batches import piece
 
 CUDA = RuntimeError("CUDA error: device-side assert triggered")
 

@@ -8,8 +8,8 @@ import pytest
 
 from ray_slo.errors import ConfigError
 from ray_slo.models import profiling
+from tests.serve.fakes import piece
 from tests.serve.loops import in_loop, settle
-from tests.serve.worker.test_batches import piece
 
 
 class Model:
