@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import math
 import threading
 import time
 from collections import deque
@@ -281,6 +282,11 @@ class HookThreads:
                 future.set_result(result)
             else:
                 future.set_exception(error)
+
+    def longest_s(self) -> float:
+        """Return how long the longest of the running calls has been running, in seconds."""
+        began = min([*self._began.values()], default=math.inf)
+        return max(time.monotonic() - began, 0.0)
 
     def check(self) -> None:
         """Check the running calls.
