@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import math
 import operator
 import threading
 import time
@@ -62,7 +63,8 @@ def sendable(error: Exception) -> Exception:
     if _stays(error, error):
         return error
     with contextlib.suppress(BaseException):
-        again = _made_again(type(error), error.args, _state(error))
+        args = tuple(map(_sent, error.args))
+        again = _made_again(type(error), args, _state(error))
         if _stays(again, error):
             return again
     return _stand_in(error)
@@ -92,12 +94,17 @@ def _made(cls: Any, args: tuple[Any, ...], state: dict[str, Any]) -> Exception:
 
 def _state(error: Exception) -> dict[str, Any]:
     """Return the attributes of an error, and the text of those that cannot be sent."""
-    found = {}
-    for name, value in vars(error).items():
+    return {name: _sent(value) for name, value in vars(error).items()}
+
+
+def _sent(value: Any) -> Any:
+    """Return a value as it arrives in another process; its text if it cannot be sent."""
+    try:
+        return cloudpickle.loads(cloudpickle.dumps(value))
+    except BaseException:
         with contextlib.suppress(BaseException):
-            found[name] = str(value)
-            found[name] = cloudpickle.loads(cloudpickle.dumps(value))
-    return found
+            return str(value)
+    return None
 
 
 def _stand_in(error: Exception) -> Exception:
@@ -310,6 +317,11 @@ class HookThreads:
                 future.set_result(result)
             else:
                 future.set_exception(error)
+
+    def longest_s(self) -> float:
+        """Return how long the longest of the running calls has been running, in seconds."""
+        began = min([*self._began.values()], default=math.inf)
+        return max(time.monotonic() - began, 0.0)
 
     def check(self) -> None:
         """Check the running calls.

@@ -23,6 +23,7 @@ _IN_HOOK = (
     "the request was in the application's own code at the frontend (preprocess, size, postprocess "
     "or join)"
 )
+_QUICK_S = 0.05  # quick calls end within this time, in seconds, also in a busy process
 _LEAVING_S = 0.1  # seconds for a cancelled hook to end
 # Exceptions about the state of the program, not about an item. Python, torch and CUDA raise
 # `RuntimeError` for theirs, and `as_exception` for a hook that exits.
@@ -61,6 +62,10 @@ class Hooks:
             RuntimeError: too many calls seem to hang.
         """
         self._threads.check()
+
+    def is_in_long_call(self) -> bool:
+        """Return whether a thread runs a call that is not quick."""
+        return self._threads.longest_s() > _QUICK_S
 
     def close(self) -> None:
         self._marks.close()

@@ -24,6 +24,7 @@ from ray_slo.serve.watch.metrics import FrontendMetrics
 from ray_slo.serve.watch.tracing import RequestTrace
 
 _BAD = frozenset({"refused", "expired"})  # outcomes that more workers can prevent
+_STUCK_S = 0.4  # a request that did not move for this time waits for the application's code
 _JOINING_S = 0.1  # additional time for a whole pipeline, beyond its tasks
 
 
@@ -188,7 +189,7 @@ class Service:
         # `join`, or of this process.
         progress = Progress()
         visits = self._runners[asked.model].run(item, serve, progress)
-        where = functools.partial(_where, progress)
+        where = functools.partial(_where, progress, self._hooks)
         node = await self._hooks.in_time(asked, visits, GRACE_S + _JOINING_S, where)
         latency_ms = (time.monotonic() - asked.arrival) * 1e3
         accuracy = self._accuracies[asked.model]
@@ -224,9 +225,11 @@ class Service:
         return value, visit
 
 
-def _where(progress: Progress) -> str:
+def _where(progress: Progress, hooks: Hooks) -> str:
     """Return what a pipeline's request waits for, for an error."""
+    # A call may have ended without the busy frontend having noted it.
+    is_stuck = hooks.is_in_long_call() or time.monotonic() - progress.moved_at > _STUCK_S
     said = f"{progress.served} of its {progress.begun} requests at tasks were answered"
-    if progress.in_code:
+    if progress.in_code and is_stuck:
         return f"{said}, and {progress.in_code} were in the application's postprocess or join"
     return f"{said}, and the frontend had not done the rest: it is too busy for so many"

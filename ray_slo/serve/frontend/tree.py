@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -55,13 +56,15 @@ class Progress:
 
     Attributes:
         begun, served: its requests at all tasks: those that began, and those with a result.
-        in_code: calls of `postprocess` and `join` that have not ended.
+        in_code: calls of `postprocess` and `join` whose end is not noted yet.
+        moved_at: time of the last change, `time.monotonic()` seconds.
         made: items that the requests of each task made.
     """
 
     begun: int = 0
     served: int = 0
     in_code: int = 0
+    moved_at: float = 0.0
     made: Counter[str] = field(default_factory=Counter)
 
 
@@ -162,6 +165,7 @@ class TreeRunner:
         progress.begun += 1
         value, visit = await serve(task, item, upstream)
         progress.served += 1
+        progress.moved_at = time.monotonic()
         result, items = self.split(task, value)
         del value  # otherwise it would keep the items in memory while they are served
         if self._made is not None:
@@ -182,6 +186,7 @@ class TreeRunner:
                 raise
             finally:
                 progress.in_code -= 1
+                progress.moved_at = time.monotonic()
         return Node(task, visit, result, tuple(below))
 
     def _check_number(

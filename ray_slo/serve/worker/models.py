@@ -227,7 +227,7 @@ class Models:
             return list(items) if count == 1 else given(items)
 
         def take(results: Any) -> list[Any]:
-            return taken(results, count, f"{loaded.owner}.__call__", loaded.ref.model, copied)
+            return taken(results, count, f"{loaded.owner}.__call__", loaded.ref.model, _sendable)
 
         def run() -> list[Any]:
             return take(method(argument()))
@@ -454,6 +454,11 @@ class Models:
                 what = f"{loaded.owner}.__call__ failed on two of its example_input()"
                 raise self._wrong_example(loaded, what, error) from error
             let_go(error)
+
+
+def _sendable(value: Any) -> Any:
+    """Return a copy of a result for another process. An exception keeps its type and message."""
+    return user_code.sendable(value) if isinstance(value, Exception) else copied(value)
 
 
 def _stage_of(instance: Any, network: Any, ref: VariantRef) -> Callable[[list[Any]], Any] | None:

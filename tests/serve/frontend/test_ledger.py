@@ -519,7 +519,7 @@ async def test_while_the_scheduler_does_not_answer_nobody_is_up():
 async def test_what_goes_wrong_while_it_is_sent_again_is_heard():
     world = World(ended_itself)
     world.workers.there = {"w0", "w1", "w2"}
-    await world.asks(1)
+    (asked,) = await world.asks(1)
 
     def submit(request):
         raise ValueError("a bug")
@@ -527,7 +527,7 @@ async def test_what_goes_wrong_while_it_is_sent_again_is_heard():
     world.scheduler.submit = submit
     await world.granted(1)
     with pytest.raises(ValueError, match="a bug"):
-        await world.tasks[0]
+        await asked
 
 
 # -- any sequence --------------------------------------------------------------------------------

@@ -307,6 +307,16 @@ def test_a_slow_client_with_a_small_body_occupies_no_frontend(tmp_path):
         assert modes.since(frontend.seen[1]["x-slo-arrived"], time.time()) > 0.3
 
 
+def test_it_says_the_slo_where_it_knows_one(tmp_path):
+    """Serve's proxy, which gets the requests while no frontend is up, goes by it."""
+    frontend = Frontend()
+    with running(tmp_path, frontend) as (port, _, _):
+        for _ in range(2):
+            ask(port, x_slo_known_ms="7")
+    first, second = (seen.get("x-slo-known-ms") for seen in frontend.seen)
+    assert (first, second) == (None, "400")
+
+
 def test_a_large_body_is_not_waited_for(tmp_path):
     frontend = Frontend()
     with running(tmp_path, frontend) as (port, _, _):

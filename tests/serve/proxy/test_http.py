@@ -8,8 +8,7 @@ import time
 import pytest
 
 from ray_slo.core.environment import FRONTEND_WAIT_S
-from ray_slo.serve.deadlines import KNOWN_HEADER
-from ray_slo.serve.deadlines import TimeLimits
+from ray_slo.serve.deadlines import KNOWN_HEADER, TimeLimits
 from ray_slo.serve.proxy import http as failover
 from ray_slo.serve.proxy.http import FailoverMiddleware, Places
 from ray_slo.serve.ray_private.http_head import ARRIVAL
@@ -230,7 +229,7 @@ def test_a_longer_slo_is_heard_of_also_if_no_answer_comes_within_the_old_one():
 def test_behind_haproxy_the_slo_is_known_before_the_first_answer(monkeypatch, believes):
     monkeypatch.setattr(failover, "has_haproxy_of_ours", lambda: believes)
     proxy = Proxy(TIMED_OUT, takes_s=3.0)
-    status, _, body = through(FailoverMiddleware(proxy), [(KNOWN_HEADER, "2000")])
+    status, *_ = through(FailoverMiddleware(proxy), [(KNOWN_HEADER, "2000")])
     assert status == (504 if believes else 408)
     limit_s = proxy.headers[0].get("x-request-timeout-seconds")
     assert limit_s == ("2.9" if believes else None)
