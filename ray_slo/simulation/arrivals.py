@@ -195,7 +195,7 @@ class Mmpp(Spec):
 class _OfFile(Spec):
     """Arrivals that may be in a file, which is read when the document is."""
 
-    file: Path | None = Field(None, exclude=True)  # it has been read
+    file: Path | None = Field(default=None, exclude=True)  # it has been read
     _said: str = PrivateAttr("")
 
     @property
