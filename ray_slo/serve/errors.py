@@ -40,19 +40,6 @@ _MAX_OWN_MESSAGE = 4000  # characters; it may list the names of all models
 _LEAST_RETRY_S = 0.01  # a client that is told to wait for less asks again at once
 
 # Codes of `HTTPException`s of the user's code. The rest are INVALID_ARGUMENT, or INTERNAL from 500.
-_GRPC_CODES = {
-    401: "UNAUTHENTICATED",
-    403: "PERMISSION_DENIED",
-    404: "NOT_FOUND",
-    408: "DEADLINE_EXCEEDED",
-    409: "ABORTED",
-    413: "RESOURCE_EXHAUSTED",
-    429: "RESOURCE_EXHAUSTED",
-    501: "UNIMPLEMENTED",
-    502: "UNAVAILABLE",
-    503: "UNAVAILABLE",
-    504: "DEADLINE_EXCEEDED",
-}
 _OF_OUR_BODY = ("content-length", "transfer-encoding", "connection")
 
 
@@ -405,14 +392,6 @@ def http_status(error: BaseException) -> int:
     found = original(error)
     status = found.status_code if isinstance(found, SLOError | HTTPException) else 0
     return int(status) if status in range(200, 600) else SLOError.http_status
-
-
-def grpc_code(error: BaseException) -> str:
-    """Return the name of the `grpc.StatusCode` for this error."""
-    if isinstance(error, SLOError):
-        return error.grpc_code
-    status = http_status(error)
-    return _GRPC_CODES.get(status, "INTERNAL" if status >= 500 else "INVALID_ARGUMENT")
 
 
 def outcome_of(error: BaseException) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 from starlette.responses import Response
 
-from ray_slo.serve.errors import SLOError, error_body, grpc_code
+from ray_slo.serve.errors import SLOError, error_body, http_status
 from ray_slo.serve.frontend.answer import Answer, to_json
 from ray_slo.serve.protos import (
     SERVICE,
@@ -45,7 +45,28 @@ _OF_ANSWER = [  # fields of a reply that have the same name in an answer
     for field in InferReply.DESCRIPTOR.fields
     if field.name != "stages" and hasattr(Answer, field.name)
 ]
+_CODES = {
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    408: "DEADLINE_EXCEEDED",
+    409: "ABORTED",
+    413: "RESOURCE_EXHAUSTED",
+    429: "RESOURCE_EXHAUSTED",
+    501: "UNIMPLEMENTED",
+    502: "UNAVAILABLE",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+}
 _METHODS = {"Infer": (InferRequest, InferReply), "Describe": (DescribeRequest, DescribeReply)}
+
+
+def grpc_code(error: BaseException) -> str:
+    """Return the name of the `grpc.StatusCode` for this error."""
+    if isinstance(error, SLOError):
+        return error.grpc_code
+    status = http_status(error)
+    return _CODES.get(status, "INTERNAL" if status >= 500 else "INVALID_ARGUMENT")
 
 
 class InferenceStub:

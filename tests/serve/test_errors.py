@@ -24,11 +24,11 @@ from ray_slo.serve.errors import (
     error_body,
     error_of,
     errors_of_requests,
-    grpc_code,
     http_response,
     outcome_of,
     predicted,
 )
+from ray_slo.serve.grpc import grpc_code
 from ray_slo.serve.user_code import sendable
 
 CONTEXT = {"model": "digits", "latency_slo_ms": 40.0, "predicted_finish_ms": 1540.0}

@@ -64,6 +64,17 @@ class Loaded:
     least_s: float = math.inf
     has_worked: bool = False
 
+    def run(self, items: list[Any], staged: Any) -> list[Any]:
+        """Call the method, and take its results."""
+        return self._taken(self.call(_argument(items, staged)), len(items))
+
+    async def run_async(self, items: list[Any], staged: Any) -> list[Any]:
+        """Call the async method, and take its results."""
+        return self._taken(await self.call(_argument(items, staged)), len(items))
+
+    def _taken(self, results: Any, count: int) -> list[Any]:
+        return taken(results, count, f"{self.owner}.__call__", self.ref.model, _sendable)
+
     def expected_s(self, load: int) -> float:
         """Return the time of a batch of this size in seconds, as learned here. 0 if the profile
         does not have this size."""
@@ -203,9 +214,6 @@ class Models:
     ) -> list[Any]:
         """Call the user's method: on the event loop if it is async, else on the worker's thread.
 
-        The method gets a list of its own. If there are several items, it also gets copies of them,
-        because a batch that fails may run again in parts, from the items as the clients sent them.
-
         Args:
             load: size of the batch, in the unit of its profile.
             staged: the staged batch, in place of the items.
@@ -219,27 +227,13 @@ class Models:
             Exception: the exception of the method (`user_code.as_exception`).
             Preempted: the batch was stopped.
         """
-        method, count = loaded.call, len(items)
-
-        def argument() -> Any:
-            if staged is not None:
-                return staged
-            return list(items) if count == 1 else given(items)
-
-        def take(results: Any) -> list[Any]:
-            return taken(results, count, f"{loaded.owner}.__call__", loaded.ref.model, _sendable)
-
-        def run() -> list[Any]:
-            return take(method(argument()))
-
-        async def run_async() -> list[Any]:
-            return take(await method(argument()))
-
         with self.meter.running(loaded.key, load, check=check):
             if loaded.is_async:
-                answers: list[Any] = await user_code.call_async(run_async, scope=scope)
+                answers: list[Any] = await user_code.call_async(
+                    loaded.run_async, items, staged, scope=scope
+                )
                 return answers
-            call = functools.partial(user_code.call, run, scope=scope)
+            call = functools.partial(user_code.call, loaded.run, items, staged, scope=scope)
             return await self._loop.run_in_executor(self._thread, call)
 
     async def run_example(self, loaded: Loaded) -> bool:
@@ -454,6 +448,15 @@ class Models:
                 what = f"{loaded.owner}.__call__ failed on two of its example_input()"
                 raise self._wrong_example(loaded, what, error) from error
             let_go(error)
+
+
+def _argument(items: list[Any], staged: Any) -> Any:
+    """Return what the method gets: the staged batch, or a list of its own. It also gets copies of
+    several items, because a batch that fails may run again in parts, from the items as the clients
+    sent them."""
+    if staged is not None:
+        return staged
+    return list(items) if len(items) == 1 else given(items)
 
 
 def _sendable(value: Any) -> Any:
