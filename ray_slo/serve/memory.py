@@ -22,7 +22,6 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # options in glibc's malloc.h
 _LARGEST_BLOCK = 32 * 2**20  # bytes; glibc takes no more
 _KEPT_FREE = 64 * 2**20  # bytes at the end of a heap
 _LOOK_S = 10.0
-_OBJECTS = 10_000  # a garbage collection begins after this many new objects, not 700
 _GROWN, _GROWN_MB = (
     1.1,
     16.0,
@@ -90,12 +89,10 @@ def settle() -> None:
     """Collect garbage once, and leave what exists now out of later collections.
 
     What a process has loaded stays until its end. Without this, a full collection walks through all
-    of it, and its event loop stops meanwhile. Collections are rarer, too: a request that makes
-    thousands of others makes many objects, all of which are in use.
+    of it, and its event loop stops meanwhile.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_OBJECTS)
 
 
 def vitals(**tables: int) -> dict[str, int]:
