@@ -24,7 +24,6 @@ _KEPT_FREE = 64 * 2**20  # bytes at the end of a heap
 _LOOK_S = 10.0
 # Free memory from which an attempt is useful: the larger of a share of the process and MB.
 _FREE, _FREE_MB = 0.1, 16.0
-_OBJECTS = 10_000  # a garbage collection begins after this many new objects, not 700
 
 
 class Trim:
@@ -118,12 +117,10 @@ def settle() -> None:
     """Collect garbage once, and leave what exists now out of later collections.
 
     What a process has loaded stays until its end. Without this, a full collection walks through all
-    of it, and its event loop stops meanwhile. Collections are rarer, too: a request that makes
-    thousands of others makes many objects, all of which are in use.
+    of it, and its event loop stops meanwhile.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_OBJECTS)
 
 
 def vitals(**tables: int) -> dict[str, int]:

@@ -16,7 +16,7 @@ from ray_slo.planning import loki
 from ray_slo.serve.config.common import SloClasses, StrictConfig, check_name
 from ray_slo.serve.config.models import ModelConfig, Served
 
-MAX_OUTPUTS = 5000  # a frontend needs about half a second for so many
+MAX_OUTPUTS = 5000  # a frontend needs a second or two for so many
 
 
 class TaskConfig(Served):
@@ -39,8 +39,7 @@ class TaskConfig(Served):
         factors: expected number of items per request, by child task, for variants without their own
             value; 1 if neither is given.
         max_outputs: largest number of items that its batch method may make for one request of a
-            client, for all child tasks together. A request with more is refused at once. Each item
-            costs the frontend about a tenth of a millisecond.
+            client, for all child tasks together. A request with more is refused at once.
     """
 
     callable: str | Callable[..., Any] = ""

@@ -13,7 +13,7 @@ from typing import Any
 
 from ray_slo.models.profiling import making
 from ray_slo.serve import user_code
-from ray_slo.serve.config.spec import AppSpec
+from ray_slo.serve.config.spec import AppSpec, VariantRef
 from ray_slo.serve.config.user_class import RECORDS
 from ray_slo.serve.errors import ConfigError
 
@@ -67,6 +67,30 @@ class Instances(dict[str, Any]):
     def _failed(self, name: str, what: str, error: Exception) -> ConfigError:
         said = f"{self._spec.fields[name]}: {what}(…) failed: {user_code.in_words(error)}"
         return ConfigError(said, model=name)
+
+    def has_example(self, name: str) -> bool:
+        """Return whether a model's class has an `example_input`."""
+        return getattr(type(self[name]), "example_input", None) is not None
+
+    def example(self, ref: VariantRef, size: int) -> Any:
+        """Return what `example_input` returns, for an item of this size.
+
+        Raises:
+            ConfigError: it has failed.
+        """
+        cls = type(self[ref.model])
+        try:
+            return user_code.call(cls.example_input, *(size,) * hasattr(cls, "size"))
+        except Exception as error:
+            raise self.wrong_example(
+                ref, f"{cls.__name__}.example_input() failed", error
+            ) from error
+
+    def wrong_example(self, ref: VariantRef, what: str, error: Exception) -> ConfigError:
+        """Return the error of a start that failed with the example."""
+        of = f" of variant {ref.name!r}" if ref.spec is not None else ""
+        field = self._spec.fields[ref.model]
+        return ConfigError(f"{field}: {what}{of}: {user_code.in_words(error)}")
 
     def forget(self, name: str) -> None:
         self.pop(name, None)

@@ -242,9 +242,10 @@ class Models:
         Raises:
             Exception: the exception of the method.
         """
-        if not self._has_example(loaded):
+        if not self.instances.has_example(loaded.ref.model):
             return False
-        await self.run(loaded, [self._example(loaded, 1)], nullcontext(), load=1)
+        items = [self.instances.example(loaded.ref, 1)]
+        await self.run(loaded, items, nullcontext(), load=1)
         return True
 
     def stage(self, loaded: Loaded, items: list[Any]) -> asyncio.Future[Any]:
@@ -351,7 +352,11 @@ class Models:
         limit, slo_s = model.max_batch_size, self._spec.slos_ms(loaded.ref.model)[1] / 1e3
         if key not in self.profiles.learned:
             prior = known or self.profiles.from_file(loaded.ref)
-            if prior is None and self._has_example(loaded) and self._spec.profile_seconds > 0:
+            if (
+                prior is None
+                and self.instances.has_example(loaded.ref.model)
+                and self._spec.profile_seconds > 0
+            ):
                 sweep = await self._measure(loaded, limit, slo_s)
                 loaded.has_worked = True
                 measured = sweep.samples
@@ -368,28 +373,6 @@ class Models:
             logger.warning(
                 "variant %s is too slow for its SLO to be used: %.4g ms", key, 1e3 * loaded.least_s
             )
-
-    def _has_example(self, loaded: Loaded) -> bool:
-        cls = type(self.instances[loaded.ref.model])
-        return getattr(cls, "example_input", None) is not None
-
-    def _example(self, loaded: Loaded, size: int) -> Any:
-        """Return what the class's `example_input` returns, for an item of this size.
-
-        Raises:
-            ConfigError: it has failed.
-        """
-        example_input = type(self.instances[loaded.ref.model]).example_input
-        try:
-            return user_code.call(example_input, *(size,) * loaded.has_sizes)
-        except Exception as error:
-            what = f"{loaded.owner}.example_input() failed"
-            raise self._wrong_example(loaded, what, error) from error
-
-    def _wrong_example(self, loaded: Loaded, what: str, error: Exception) -> ConfigError:
-        of = f" of variant {loaded.ref.name!r}" if loaded.ref.spec is not None else ""
-        field = self._spec.fields[loaded.ref.model]
-        return ConfigError(f"{field}: {what}{of}: {user_code.in_words(error)}")
 
     async def _measure(self, loaded: Loaded, limit: int, slo_s: float) -> Sweep:
         """Measure a variant, and return the sweep. While models are in service, each call runs
@@ -415,39 +398,41 @@ class Models:
         while (size := sweep.size) is not None:
             # A new example for each call, because the method may change it. If there are several
             # items, `run` copies it for each.
-            items = [self._example(loaded, size)] * (1 if loaded.has_sizes else size)
+            items = [self.instances.example(loaded.ref, size)] * (1 if loaded.has_sizes else size)
             scope = preemption_scope(PreemptionFlag()) if self.preempts else nullcontext()
             start = time.perf_counter()
-            try:
-                await self.run(loaded, items, scope, load=size, check=True)
-            except Exception as error:
-                took_s = time.perf_counter() - start
-                if not is_out_of_memory(error):
-                    what = f"{loaded.owner}.__call__ failed on its example_input()"
-                    raise self._wrong_example(loaded, what, error) from error
-                if not sweep.ran_out(took_s):
-                    raise
+            error = await self._run_examples(loaded, items, scope, size)
+            took_s = time.perf_counter() - start
+            if error is None:
+                sweep.took(took_s)
+            elif not sweep.ran_out(took_s):
+                raise error
+            else:
                 logger.warning("%s: no memory for a batch of %d: %s", loaded.key, size, error)
                 let_go(error)
-            else:
-                sweep.took(time.perf_counter() - start)
-        await self._check_pair(loaded, sweep)
+        # A method that returns one result for any batch is to be noticed now, not under load.
+        if limit > 1 and not sweep.is_cut and (loaded.has_sizes or max(sweep.samples) == 1):
+            items = [self.instances.example(loaded.ref, 1)] * 2
+            if (error := await self._run_examples(loaded, items, nullcontext(), 2)) is not None:
+                let_go(error)
         return sweep
 
-    async def _check_pair(self, loaded: Loaded, sweep: Sweep) -> None:
-        """Check the method with a batch of two, if no larger one was measured. A method that
-        returns one result for any batch is noticed then, and not under load."""
-        limit = self._spec.models[loaded.ref.model].max_batch_size
-        if limit < 2 or sweep.is_cut or (not loaded.has_sizes and max(sweep.samples) > 1):
-            return
-        items = [self._example(loaded, 1)] * 2
+    async def _run_examples(
+        self, loaded: Loaded, items: list[Any], scope: AbstractContextManager[None], load: int
+    ) -> Exception | None:
+        """Run a batch of examples. Return the error if there is not enough memory for it.
+
+        Raises:
+            ConfigError: another error.
+        """
         try:
-            await self.run(loaded, items, nullcontext(), load=2)
+            await self.run(loaded, items, scope, load=load, check=True)
         except Exception as error:
-            if not is_out_of_memory(error):
-                what = f"{loaded.owner}.__call__ failed on two of its example_input()"
-                raise self._wrong_example(loaded, what, error) from error
-            let_go(error)
+            if is_out_of_memory(error):
+                return error
+            what = f"{loaded.owner}.__call__ failed on its example_input()"
+            raise self.instances.wrong_example(loaded.ref, what, error) from error
+        return None
 
 
 def _argument(items: list[Any], staged: Any) -> Any:
