@@ -57,8 +57,8 @@ def own(value: Any, other: Callable[[Any], Any]) -> Any:
     """
     try:
         return _own(value, other, {})
-    except RecursionError:  # no array lies that deep
-        return value
+    except (AttributeError, NotImplementedError, RecursionError, TypeError):
+        return value  # its class allows no copy, or it is deeper than any array lies
 
 
 def _own(value: Any, other: Callable[[Any], Any], memo: dict[int, Any]) -> Any:

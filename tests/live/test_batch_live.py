@@ -135,15 +135,20 @@ def batch_metrics():
 
 def test_it_has_the_metrics_of_serve_batch(handle):
     assert [r.result() for r in [handle.double.remote(i) for i in range(5)]] == [0, 2, 4, 6, 8]
-    assert eventually(lambda: batch_metrics().get("ray_serve_actual_batch_size_sum", 0) >= 5)
-    assert {
-        "ray_serve_actual_batch_size_count",
+    names = {
+        "ray_serve_actual_batch_size_sum",
         "ray_serve_batch_execution_time_ms_count",
         "ray_serve_batch_queue_length",
         "ray_serve_batch_utilization_percent_count",
         "ray_serve_batch_wait_time_ms_count",
         "ray_serve_batches_processed_total",
-    } <= set(batch_metrics())
+    }
+
+    def are_there():
+        found = batch_metrics()
+        return names <= found.keys() and found["ray_serve_actual_batch_size_sum"] >= 5
+
+    assert eventually(are_there), batch_metrics()
 
 
 def test_handle_and_http(handle, url):
