@@ -382,7 +382,7 @@ class _Table:
 
     def _requests(self, times: Floats, column: _Column) -> ArrivalFile:
         steps = np.diff(times)
-        if self._width > 1 and len(steps) > 1 and np.ptp(steps) <= 1e-6 * steps.max():
+        if self._width > 1 and len(steps) > 1 and np.ptp(steps) <= 0.1 * np.median(steps):
             raise _Wrong(
                 self._head,
                 f"the lines are {steps[0]:g} s apart, so they may be intervals; {_WRITE}, or leave "

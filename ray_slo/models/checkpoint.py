@@ -18,7 +18,7 @@ the next batch:
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from types import TracebackType
 
@@ -143,8 +143,8 @@ def checkpoint() -> None:
     """
     flags = flags_in_force.get()
     if _in_vain and not flags:
-        said = _in_vain.pop()
-        logger.warning("ray_slo.checkpoint() stops nothing here: %s", said)
+        with suppress(IndexError):  # another thread was first
+            logger.warning("ray_slo.checkpoint() stops nothing here: %s", _in_vain.pop())
     for flag in flags:
         if flag._set:
             raise Preempted(flag)

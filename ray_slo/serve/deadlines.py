@@ -25,7 +25,7 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol, overload, runtime_checkable
@@ -365,6 +365,22 @@ def as_number(value: Any) -> float:
         return math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
         return math.nan
+
+
+def slo_ms_of(value: Any, error: Callable[..., Exception], **context: Any) -> float:
+    """Return a `latency_slo_ms` of a call or a decorator.
+
+    Raises:
+        Exception: the given error, with `context`. The value is no positive number, or too large.
+    """
+    number = as_number(value)
+    if not 0 < number <= MAX_LATENCY_MS:
+        raise error(
+            f"latency_slo_ms must be a positive number of milliseconds, at most "
+            f"{MAX_LATENCY_MS:.0f}, got {quoted(value)}",
+            **context,
+        )
+    return number
 
 
 def _scope_ms(value: Any) -> float:

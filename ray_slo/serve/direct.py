@@ -71,8 +71,8 @@ class NotRead(Exception):
         call: its call.
     """
 
-    def __init__(self, call: int, said: str) -> None:
-        super().__init__(call, said)
+    def __init__(self, said: str, call: int = 0) -> None:
+        super().__init__(said)
         self.call = call
 
 
@@ -160,7 +160,7 @@ def decode(message: memoryview, lent: mmap.mmap | None = None) -> tuple[int, Any
     try:
         return call, pickle.loads(parts[0], buffers=parts[1:])
     except Exception as error:
-        raise NotRead(call, f"{type(error).__name__}: {error}") from error
+        raise NotRead(f"{type(error).__name__}: {error}", call) from error
 
 
 class _Messages(asyncio.BufferedProtocol, abc.ABC):

@@ -39,8 +39,10 @@ MAX_MESSAGE = 600  # characters of a message from other code than ours
 _MAX_OWN_MESSAGE = 4000  # characters; it may list the names of all models
 _LEAST_RETRY_S = 0.01  # a client that is told to wait for less asks again at once
 
-# Codes of `HTTPException`s of the user's code. The rest are INVALID_ARGUMENT, or INTERNAL from 500.
-_OF_OUR_BODY = ("content-length", "transfer-encoding", "connection")
+_OF_OUR_BODY = (  # headers that say how the body is sent, which is ours
+    *("content-length", "content-type", "content-encoding", "transfer-encoding", "connection"),
+    *("upgrade", "trailer", "keep-alive"),
+)
 
 
 __all__ = [

@@ -45,6 +45,7 @@ _OF_ANSWER = [  # fields of a reply that have the same name in an answer
     for field in InferReply.DESCRIPTOR.fields
     if field.name != "stages" and hasattr(Answer, field.name)
 ]
+# Codes of `HTTPException`s of the user's code. The rest are INVALID_ARGUMENT, or INTERNAL from 500.
 _CODES = {
     401: "UNAUTHENTICATED",
     403: "PERMISSION_DENIED",

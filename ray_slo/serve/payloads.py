@@ -47,10 +47,14 @@ class Unreadable(NamedTuple):
     kind: str
     why: str
 
-    def of_item(self) -> Exception:
-        """Return the error for the caller, if this is an item."""
+    def of_item(self, *, is_made: bool) -> Exception:
+        """Return the error for the caller, if this is an item.
+
+        Args:
+            is_made: whether `preprocess` has made it, and not the client.
+        """
         said = f"an item of type {self.kind} cannot be sent to a worker: {self.why}"
-        return BadInput(said, field="item")
+        return BatchResultError(said) if is_made else BadInput(said, field="item")
 
     def of_result(self) -> Exception:
         """Return the error for the caller, if this is a result."""

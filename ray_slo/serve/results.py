@@ -57,23 +57,31 @@ def own(value: Any, other: Callable[[Any], Any]) -> Any:
     """
     try:
         return _own(value, other, {})
-    except (AttributeError, NotImplementedError, RecursionError, TypeError):
-        return value  # its class allows no copy, or it is deeper than any array lies
+    except RecursionError:  # no array lies that deep
+        return value
 
 
-def _own(value: Any, other: Callable[[Any], Any], memo: dict[int, Any]) -> Any:
-    """Return a copy.
+_Memo = dict[int, tuple[Any, Any]]  # originals and copies, by the `id` of the original
 
-    Args:
-        memo: copies so far, by the `id` of the original.
-    """
-    kind = type(value)
-    if kind in _ATOMS:
+
+def _own(value: Any, other: Callable[[Any], Any], memo: _Memo) -> Any:
+    if type(value) in _ATOMS:
         return value
     if id(value) in memo:
-        return memo[id(value)]
+        return memo[id(value)][1]
+    try:
+        made = _copy(value, other, memo)
+    except (AttributeError, NotImplementedError, TypeError):  # its class allows no copy
+        made = value
+    memo[id(value)] = value, made
+    return made
+
+
+def _copy(value: Any, other: Callable[[Any], Any], memo: _Memo) -> Any:
+    kind = type(value)
     if kind is list or kind is dict or isinstance(value, list | dict):
-        made = memo[id(value)] = copy.copy(value)
+        made = copy.copy(value)
+        memo[id(value)] = value, made  # for a value that contains itself
         parts = value if isinstance(value, list) else value.values()
         if not _ATOMS.issuperset(map(type, parts)):
             places = range(len(value)) if isinstance(value, list) else list(value)
@@ -84,28 +92,28 @@ def _own(value: Any, other: Callable[[Any], Any], memo: dict[int, Any]) -> Any:
         if _ATOMS.issuperset(map(type, value)):
             return value
         parts = [_own(part, other, memo) for part in value]
-        made = kind._make(parts) if hasattr(kind, "_make") else _tuple(kind, parts)
-    elif isinstance(value, np.ndarray):
+        return kind._make(parts) if hasattr(kind, "_make") else _tuple(kind, parts)
+    if isinstance(value, np.ndarray):
         made = value.copy(order="K")
         if value.dtype.hasobject and value.dtype.names is None:
             for at in np.ndindex(made.shape):
                 made[at] = _own(made[at], other, memo)
-    elif isinstance(value, _FLAT) or kind in (set, frozenset):
+        return made
+    if isinstance(value, _FLAT) or kind in (set, frozenset):
+        return copy.copy(value)
+    if kind is memoryview:
+        return memoryview(bytes(value))
+    if (torch := sys.modules.get("torch")) is not None and isinstance(value, torch.Tensor):
+        return value.clone()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
         made = copy.copy(value)
-    elif kind is memoryview:
-        made = memoryview(bytes(value))
-    elif (torch := sys.modules.get("torch")) is not None and isinstance(value, torch.Tensor):
-        made = value.clone()
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        made = memo[id(value)] = copy.copy(value)
+        memo[id(value)] = value, made
         for part in dataclasses.fields(value):
             if hasattr(value, part.name):
                 found = _own(getattr(value, part.name), other, memo)
                 object.__setattr__(made, part.name, found)  # it may be frozen
-    else:
-        made = other(value)
-    memo[id(value)] = made
-    return made
+        return made
+    return other(value)
 
 
 def _tuple(kind: Any, parts: list[Any]) -> Any:

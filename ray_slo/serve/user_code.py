@@ -27,10 +27,14 @@ from ray import cloudpickle
 
 from ray_slo.core.text import quoted
 from ray_slo.models.checkpoint import Preempted
-from ray_slo.serve.results import as_it_is, own
+from ray_slo.serve.errors import original
 from ray_slo.serve.suspects import Marks
 
 _STUCK_S = 60.0  # a call that runs longer counts as hanging
+# Parts of names of errors of libraries that call another service.
+_OF_SERVICES = (
+    *("Connect", "Timeout", "Transport", "BrokenPipe", "RequestException", "URLError", "RpcError"),
+)
 _SLOW_S = 0.005  # a call that runs longer does not delay the calls behind it
 
 
@@ -50,6 +54,13 @@ def in_words(error: BaseException) -> str:
         return f"{name}: {error}"
     except BaseException:
         return f"{name}, whose message cannot be made"
+
+
+def is_of_service(error: BaseException) -> bool:
+    """Return whether an error says that another service failed. Libraries have no common class for
+    such errors."""
+    names = [cls.__name__ for cls in type(original(error)).__mro__]
+    return any(word in name for name in names for word in _OF_SERVICES)
 
 
 def sendable(error: Exception) -> Exception:
@@ -338,21 +349,9 @@ class HookThreads:
             )
 
 
-def _kept(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function whose result stays as it is, also if the next call fills the same array."""
-    return lambda *values: own(function(*values), as_it_is)
-
-
-def _kept_async(function: Callable[..., Any]) -> Callable[..., Any]:
-    async def run(*values: Any) -> Any:
-        return own(await function(*values), as_it_is)
-
-    return run
-
-
 class Hook:
     """A user's `preprocess`, `postprocess`, `join` or `size`. It runs in a thread, or is awaited if
-    it is async. Its result shares no memory with what the hook may keep.
+    it is async.
 
     Raises:
         Exception: the error that it raised (`as_exception`).
@@ -360,7 +359,7 @@ class Hook:
 
     def __init__(self, function: Callable[..., Any], threads: HookThreads) -> None:
         self._is_async = inspect.iscoroutinefunction(function)
-        self._function = _kept_async(function) if self._is_async else _kept(function)
+        self._function = function
         self._threads = threads
 
     def __call__(self, *values: Any) -> asyncio.Future[Any]:

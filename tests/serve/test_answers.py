@@ -548,29 +548,3 @@ def test_what_cannot_be_copied_is_handed_on():
     itself = [1]
     itself.append(itself)
     assert (made := results.own(itself, results.copied))[1] is made and made is not itself
-
-
-class OneBuffer:
-    """Both hooks fill one array for every item."""
-
-    preprocessed, postprocessed = np.zeros(2), np.zeros(2)
-
-    @classmethod
-    def preprocess(cls, item):
-        cls.preprocessed[:] = item
-        return cls.preprocessed
-
-    @classmethod
-    async def postprocess(cls, row):
-        cls.postprocessed[:] = row
-        return cls.postprocessed
-
-    def __call__(self, rows):
-        return np.stack(rows)
-
-
-@in_loop
-async def test_hooks_may_use_their_output_again(app):
-    async with app(OneBuffer, policy="eager") as (front, _):
-        answers = await asyncio.gather(*map(front, range(1, 9)))
-        assert [list(answer) for answer in answers] == [[n, n] for n in range(1, 9)]

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ray_slo.core.text import quoted
@@ -60,6 +61,7 @@ class Settings:
         self._app = app
         self._names = frontend, workers
         self._details = details
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray-slo-settings")
         self._code: Any = None
         self._said_at = 0.0
         self.refused: list[str] = []
@@ -77,7 +79,12 @@ class Settings:
             return self._spec
         about = _about(details, self._app)
         self._code = _code_of(about)
-        if refused := self._refusals(details):
+        try:
+            refused = self._refusals(details)
+        except Exception:  # another Ray may say it in other words
+            logger.exception("Serve's settings cannot be compared")
+            return self._spec
+        if refused:
             raise ConfigError("; ".join(refused))
         frontend = about.get("deployments", {}).get(self._names[0], {})
         running = int(frontend.get("target_num_replicas") or 0)
@@ -119,8 +126,9 @@ class Settings:
         return {"refused_settings": self.refused} if self.refused else {}
 
     async def _read(self) -> Details:
-        loop = asyncio.get_running_loop()
-        return await asyncio.wait_for(loop.run_in_executor(None, self._details), _ANSWER_S)
+        # A thread of its own: without a controller, the call does not end.
+        asked = asyncio.get_running_loop().run_in_executor(self._thread, self._details)
+        return await asyncio.wait_for(asked, _ANSWER_S)
 
     def _refusals(self, details: Details) -> list[str]:
         return list(refusals(self._spec, details, self._app, *self._names))

@@ -16,12 +16,11 @@ from typing import Any, cast
 from ray_slo.core import LatencyProfile
 from ray_slo.core.pages import DEPLOYMENTS, pointed
 from ray_slo.core.profiles import load_profiles, profile_of
-from ray_slo.core.requests import MAX_LATENCY_MS
 from ray_slo.core.text import quoted, text_of
 from ray_slo.policies.registry import make_policy
 from ray_slo.serve.batch.batcher import Batcher, Call, End, Kind, Settings, code_of, kind_of
-from ray_slo.serve.deadlines import as_number, note_headers
-from ray_slo.serve.errors import BadInput, ConfigError, SLOError
+from ray_slo.serve.deadlines import note_headers, slo_ms_of
+from ray_slo.serve.errors import BadInput, ConfigError
 from ray_slo.serve.ray_private import context
 
 
@@ -92,7 +91,7 @@ class _Batched:
     def _submit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Batcher, Call]:
         slo_s = None
         if (slo_ms := kwargs.pop("latency_slo_ms", None)) is not None:
-            slo_s = _positive_ms(slo_ms, BadInput, field="latency_slo_ms") / 1e3
+            slo_s = slo_ms_of(slo_ms, BadInput, field="latency_slo_ms") / 1e3
         skip = int(self._is_method)
         if kwargs or not self._one_item or len(args) != 1 + skip:
             try:
@@ -152,7 +151,7 @@ class _Batched:
 
     def set_latency_slo_ms(self, latency_slo_ms: float) -> None:
         """Change the SLO from now on, for every instance."""
-        self.settings.latency_slo_s = _positive_ms(latency_slo_ms, _refused) / 1e3
+        self.settings.latency_slo_s = slo_ms_of(latency_slo_ms, _refused) / 1e3
         self._settings_changed()
 
     def get_max_batch_size(self) -> int:
@@ -257,7 +256,7 @@ def batch(
         raise _refused(f"@ray_slo.batch takes no {names}: {why}")
     if callable(latency_slo_ms):
         raise _refused("@ray_slo.batch needs an SLO: @ray_slo.batch(latency_slo_ms=…)")
-    slo_ms = _positive_ms(latency_slo_ms, _refused)
+    slo_ms = slo_ms_of(latency_slo_ms, _refused)
     if margin_ms is None:
         margin_ms = 0.05 * slo_ms
     is_number = isinstance(margin_ms, int | float) and not isinstance(margin_ms, bool)
@@ -333,17 +332,6 @@ def _load(profile: LatencyProfile | str | Path | None, name: str) -> LatencyProf
 
 def _refused(said: str) -> ConfigError:
     return ConfigError(pointed(said, DEPLOYMENTS))
-
-
-def _positive_ms(value: Any, error: Callable[..., SLOError], **context: Any) -> float:
-    number = as_number(value)
-    if not 0 < number <= MAX_LATENCY_MS:
-        raise error(
-            f"latency_slo_ms must be a positive number of milliseconds, at most "
-            f"{MAX_LATENCY_MS:.0f}, got {quoted(value)}",
-            **context,
-        )
-    return number
 
 
 def _positive_int(name: str, value: Any) -> int:

@@ -117,11 +117,11 @@ class Served(StrictConfig):
     Attributes:
         callable: class (or "module:Class") whose instances map a list of items to a list of
             results. Optional static methods: `preprocess(item)` and `postprocess(result)`, which
-            run in the frontend; `example_input()`, a representative preprocessed item for
-            warm-up and profiling; and `size(item)`, the size of a preprocessed item, for example
-            the length of a list. Profiles and `max_batch_size` then use the sum of sizes, and
-            `example_input(size)` makes an item of a size. Optional method:
-            `reconfigure(user_config)`.
+            run in the frontend, on several threads (so return a new object for each call);
+            `example_input()`, a representative preprocessed item for warm-up and profiling; and
+            `size(item)`, the size of a preprocessed item, for example the length of a list.
+            Profiles and `max_batch_size` then use the sum of sizes, and `example_input(size)` makes
+            an item of a size. Optional method: `reconfigure(user_config)`.
         args, kwargs: of the class's constructor.
         variants: networks that can answer, by name, the preferred one first. The batch method is
             then `__call__(self, network, items)`, and the policy chooses the network per batch.

@@ -106,7 +106,7 @@ def _check_methods_of_serve(target: type[Any]) -> None:
         takes_rank = "rank" in inspect.signature(method).parameters
         check_fits(f"{target.__name__}.reconfigure", method, (3 if takes_rank else 2,), wanted)
     for name in dir(target):
-        if is_multiplexed(inspect.getattr_static(target, name)):
+        if is_multiplexed(inspect.getattr_static(target, name, None)):
             raise ValueError(
                 f"{target.__name__}.{name}: @serve.multiplexed needs the model id of each request, "
                 "which a coordinated batch does not have. Name the models under `models:`, or the "

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -13,12 +15,22 @@ from starlette.exceptions import HTTPException
 from ray_slo.core.text import SHOWN, clipped
 from ray_slo.models.memory import is_out_of_memory
 from ray_slo.serve.config.spec import AppSpec
-from ray_slo.serve.errors import MAX_MESSAGE, BadInput, Expired, SLOError, message_of, original
+from ray_slo.serve.errors import (
+    MAX_MESSAGE,
+    BadInput,
+    Expired,
+    SLOError,
+    message_of,
+    original,
+)
 from ray_slo.serve.frontend.ledger import GRACE_S, Asked
 from ray_slo.serve.suspects import Marks
-from ray_slo.serve.user_code import Hook, HookThreads, checked_size
+from ray_slo.serve.user_code import Hook, HookThreads, checked_size, is_of_service
+
+logger = logging.getLogger(__name__)
 
 _THREADS = 32
+_LOG_EVERY_S = 60.0  # refusals for the same type of error are logged this seldom
 _IN_HOOK = (
     "the request was in the application's own code at the frontend (preprocess, size, postprocess "
     "or join)"
@@ -28,8 +40,6 @@ _LEAVING_S = 0.1  # seconds for a cancelled hook to end
 # Exceptions about the state of the program, not about an item. Python, torch and CUDA raise
 # `RuntimeError` for theirs, and `as_exception` for a hook that exits.
 _OWN = (RuntimeError, ImportError, NameError, SystemError, ConnectionError, TimeoutError, RayError)
-# What libraries call their errors when another service fails. Many have no common class.
-_OF_SERVICES = ("Connect", "Timeout", "Transport", "RequestException", "URLError", "RpcError")
 _SENTENCES = (ValueError, TypeError, AttributeError)  # their messages say enough without the type
 _JSON = (bool, int, float, str, bytes, list, dict)
 
@@ -41,6 +51,7 @@ class Hooks:
         self._spec = spec
         self._marks = Marks()
         self._threads = HookThreads(_THREADS, self._marks)
+        self._logged: dict[type, float] = {}  # times of refusals in the log, by type of error
         classes = {name: model.load() for name, model in spec.models.items()}
 
         def found(method: str) -> dict[str, Hook]:
@@ -134,6 +145,10 @@ class Hooks:
                 said = f"{name}: {said}"
         else:  # a message that was not written for clients
             said = type(cause).__name__
+        now = time.monotonic()
+        if now - self._logged.get(type(cause), -math.inf) > _LOG_EVERY_S:  # it may be a bug
+            self._logged[type(cause)] = now
+            logger.warning("%s: %s", why, said, exc_info=error)
         return BadInput(f"{why}: {clipped(said, MAX_MESSAGE)}", field=field, model=model)
 
     async def postprocessed(self, model: str, asked: Asked, value: Any) -> Any:
@@ -193,8 +208,7 @@ def _is_items(raised: Exception, item: Any) -> bool:
         return False
     if isinstance(error, AttributeError):  # of the item, or of the server's own objects
         return error.obj is item or isinstance(error.obj, _JSON)
-    names = [cls.__name__ for cls in type(error).__mro__]
-    return not any(word in name for name in names for word in _OF_SERVICES)
+    return not is_of_service(error)
 
 
 def _fields(error: BaseException) -> list[tuple[str, str]]:

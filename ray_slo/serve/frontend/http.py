@@ -402,7 +402,9 @@ def json_of(body: bytes, max_values: int, content_type: str = "") -> Any:
     gc.disable()
     try:
         value = orjson.loads(body)
-        if _LONG_NUMBER in body.translate(_ZERO_DIGITS):
+        digits = body.translate(_ZERO_DIGITS)
+        # Only an integer has so many digits without a point before them.
+        if _LONG_NUMBER in digits and _LONG_NUMBER in digits.replace(b"." + _LONG_NUMBER, b"."):
             value = json.loads(body)  # slower, but exact: orjson rounds integers beyond 64 bits
     except orjson.JSONDecodeError as error:
         if "depth limit" in str(error):

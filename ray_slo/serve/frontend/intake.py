@@ -14,7 +14,6 @@ from ray import serve
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
-from ray_slo.core.requests import MAX_LATENCY_MS
 from ray_slo.core.text import quoted
 from ray_slo.core.trees import DEFAULT_CLASS, stream_of
 from ray_slo.serve.config.models import ModelConfig
@@ -27,6 +26,7 @@ from ray_slo.serve.deadlines import (
     of_caller_s,
     read_here,
     slo_class_of,
+    slo_ms_of,
 )
 from ray_slo.serve.errors import BadInput, RefusedEarly, SLOError, UnknownModel
 from ray_slo.serve.frontend import http as reading
@@ -208,18 +208,7 @@ class Intake:
     def _slo_s(self, model: str, latency_slo_ms: float | None, default_s: float) -> float:
         if latency_slo_ms is None:
             return default_s
-        try:
-            slo_ms = float(latency_slo_ms)
-        except (TypeError, ValueError):
-            slo_ms = math.nan
-        if not 0 < slo_ms <= MAX_LATENCY_MS:
-            raise BadInput(
-                f"latency_slo_ms must be a positive number of milliseconds, at most "
-                f"{MAX_LATENCY_MS:.0f}, got {quoted(latency_slo_ms)}",
-                field="latency_slo_ms",
-                model=model,
-            )
-        return slo_ms / 1e3
+        return slo_ms_of(latency_slo_ms, BadInput, field="latency_slo_ms", model=model) / 1e3
 
     def _noting_bad_input(self, model: str) -> _NotingBadInput:
         """Return the context for a request to this model."""
@@ -432,7 +421,7 @@ class _Admission:
         self._intake._leave(self._asked, self._ticket)
         if self._hint is None or not isinstance(error, Exception):
             return
-        if isinstance(error, BadInput) and error.field == "item":
+        if isinstance(error, BadInput) and error.field == "item" and self._hint not in error.text:
             error.text += f"; {self._hint}"
         elif not isinstance(error, SLOError) and "'bytes' object" in str(error):
             vars(error)["__notes__"] = [*getattr(error, "__notes__", ()), self._hint]

@@ -149,7 +149,8 @@ class Service:
         value, visit = await self._serve(entry)
         if isinstance(value, Outputs) and model in self._shared:
             value = value.result  # items for child tasks have no use without a pipeline
-        value = await hooks.postprocessed(model, asked, value)
+        if not isinstance(value, BaseException):
+            value = await hooks.postprocessed(model, asked, value)
         return self._describe(entry, visit, value, time.monotonic() - asked.arrival)
 
     async def _serve(self, entry: Entry) -> tuple[Any, Visit]:

@@ -123,8 +123,7 @@ class Places:
 
 def slo_in(capacity: str) -> float | None:
     """Return the SLO in a frontend's capacity header, in seconds."""
-    _, slo_ms, *_ = capacity.split(";")
-    found = positive(slo_ms)
+    found = positive(capacity.partition(";")[2].partition(";")[0])
     return None if found is None else found / 1e3
 
 

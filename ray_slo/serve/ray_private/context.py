@@ -105,12 +105,18 @@ def count_only(methods: Collection[str]) -> None:
 
 def _counting(original: Callable[..., Any], methods: Collection[str]) -> Callable[..., Any]:
     @wraps(original)
-    def record(self: Any, *about: Any) -> None:  # the last one is the request's metadata
-        if about[-1].call_method in methods:
-            original(self, *about)
+    def record(self: Any, *about: Any, **named: Any) -> None:
+        # One of them is the request's metadata.
+        called = [part.call_method for part in (*about, *named.values()) if _has_method(part)]
+        if not called or called[-1] in methods:
+            original(self, *about, **named)
 
     record._ray_slo = True  # type: ignore[attr-defined]
     return record
+
+
+def _has_method(part: Any) -> bool:
+    return hasattr(part, "call_method")
 
 
 def answer_only(check: Callable[[str], None]) -> None:
@@ -127,7 +133,7 @@ def answer_only(check: Callable[[str], None]) -> None:
 
     @wraps(original)
     def find(self: Any, method_name: str) -> Any:
-        if method_name not in self._cached_user_method_info:
+        if method_name not in getattr(self, "_cached_user_method_info", ()):
             check(method_name)
         return original(self, method_name)
 

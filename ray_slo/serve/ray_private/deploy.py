@@ -8,6 +8,7 @@ application that failed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import wraps
 from typing import Any
 
@@ -96,12 +97,15 @@ def explain_failures(in_words: Callable[[str], str]) -> None:
         try:
             return original(self, name, *args, **kwargs)
         except RuntimeError as error:
-            said = [str(error)]
-            if name in frontends():
-                of = serve.status().applications[name].deployments
-                failed = {d: s.message for d, s in of.items() if s.status == "DEPLOY_FAILED"}
-                said += [f"{d}: {in_words(message)}" for d, message in failed.items()]
-            raise RuntimeError(" ".join(said)) from None
+            failed: dict[str, str] = {}
+            with suppress(Exception):  # the controller may be gone, which is not the error
+                if name in frontends():
+                    of = serve.status().applications[name].deployments
+                    failed = {d: s.message for d, s in of.items() if s.status == "DEPLOY_FAILED"}
+            if not failed:
+                raise
+            said = [f"{d}: {in_words(message)}" for d, message in failed.items()]
+            raise RuntimeError(" ".join([str(error), *said])) from None
 
     wait._ray_slo = True  # type: ignore[attr-defined]
     client._wait_for_application_running = wait  # type: ignore[union-attr]

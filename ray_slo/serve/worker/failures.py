@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 from ray_slo.core.text import clipped
 from ray_slo.models.memory import is_out_of_memory
 from ray_slo.serve import user_code
-from ray_slo.serve.errors import MAX_MESSAGE, SLOError
+from ray_slo.serve.errors import MAX_MESSAGE, SLOError, original
 from ray_slo.serve.suspects import note_sick, sick_lately
 from ray_slo.serve.worker.models import Loaded
 
@@ -26,15 +25,15 @@ _OF_ITEMS = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError),
     *(ValueError, NotImplementedError, RecursionError, FileNotFoundError, SLOError),
 )
-_OF_OTHERS = re.compile("Connect|Timeout|BrokenPipe")  # names of errors of a service behind it
 
 
 def is_of_items(error: BaseException) -> bool:
     """Return whether an error says nothing about the worker: the items are wrong, or the code, or
     another service is gone."""
+    error = original(error)
     status = getattr(error, "status_code", None)
     refuses = isinstance(status, int) and 400 <= status < 500  # an HTTPException
-    if _OF_OTHERS.search(type(error).__name__):
+    if user_code.is_of_service(error):
         return True
     return refuses or isinstance(error, _OF_ITEMS) or is_out_of_memory(error)
 
@@ -86,16 +85,24 @@ class Failures:
         failing.batches += batch != failing.last
         failing.last, failing.until = batch, now
 
-    async def check(self, run_example: Callable[[Loaded], Awaitable[Any]]) -> None:
+    async def check(
+        self,
+        run_example: Callable[[Loaded], Awaitable[Any]],
+        is_loaded: Callable[[Loaded], bool] = lambda loaded: True,
+    ) -> None:
         """Check that some batches of every model work.
 
         Args:
+            is_loaded: whether a variant is still loaded.
             run_example: runs a model's example alone. It returns whether there is an example.
 
         Raises:
             RuntimeError: all batches of a model fail in the same way.
         """
         for model, failing in list(self._failing.items()):
+            if not is_loaded(failing.loaded):
+                del self._failing[model]
+                continue
             seconds = failing.until - failing.since
             if failing.batches < _BATCHES or seconds < self._span_s:
                 continue
@@ -108,6 +115,8 @@ class Failures:
             except Exception as error:
                 if is_of_items(error):
                     continue
+            if self._failing.get(model) is not failing:  # a batch has worked meanwhile
+                continue
             if not self._is_noted:
                 self._is_noted = True
                 note_sick(self._name)

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from ray_slo.core import LatencyProfile, OnlineProfile
 from ray_slo.core.profiles import doubling_sizes
@@ -127,7 +127,7 @@ class Models:
         self.instances = Instances(spec, self._thread, rank)
         self._builder = self._thread
         self._stager = ThreadPoolExecutor(1, thread_name_prefix="ray-slo-stager")
-        self._in_service = False
+        self._one, self._in_service = asyncio.Lock(), False
 
     def begin_service(self) -> None:
         """Let batches run from now on. Models are then built on another thread."""
@@ -229,10 +229,9 @@ class Models:
         """
         with self.meter.running(loaded.key, load, check=check):
             if loaded.is_async:
-                answers: list[Any] = await user_code.call_async(
-                    loaded.run_async, items, staged, scope=scope
-                )
-                return answers
+                async with self._one:  # an example may run while the models serve
+                    found = await user_code.call_async(loaded.run_async, items, staged, scope=scope)
+                return cast(list[Any], found)
             call = functools.partial(user_code.call, loaded.run, items, staged, scope=scope)
             return await self._loop.run_in_executor(self._thread, call)
 

@@ -18,7 +18,7 @@ from ray_slo.core.cluster import Assigned
 from ray_slo.models.checkpoint import warn_of_checkpoints
 from ray_slo.serve.config.spec import AppSpec, worker_deployment
 from ray_slo.serve.direct import Listener
-from ray_slo.serve.memory import vitals
+from ray_slo.serve.memory import keep_blocks, vitals
 from ray_slo.serve.messages import BatchReport, Heartbeat, Piece, PieceResult, WorkerMemory
 from ray_slo.serve.payloads import Results, Unreadable
 from ray_slo.serve.planner.links import Follower
@@ -58,6 +58,7 @@ class Worker:
         self._listener = Listener(self._heard)
         # Tests run workers in their own process, where `os._exit` must stay as it is.
         if in_ray := ray.is_initialized():
+            keep_blocks()  # for the copies of items
             count_only(("execute",))
             note_own_end(self.id)
             await self._listener.begin()
@@ -219,8 +220,19 @@ class Worker:
         if result.results is None:
             return result
         found = iter(result.results)
-        share = [(False, i.of_item()) if type(i) is Unreadable else next(found) for i in items]
+        is_made = self._has_preprocess(piece.variant)
+        share = [
+            (False, item.of_item(is_made=is_made)) if type(item) is Unreadable else next(found)
+            for item in items
+        ]
         return replace(result, results=Results(share))
+
+    def _has_preprocess(self, variant: str) -> bool:
+        """Return whether the items of a variant are what the application's code made."""
+        loaded = self.models.loaded.get(variant)
+        return loaded is not None and hasattr(
+            type(self.models.instances[loaded.ref.model]), "preprocess"
+        )
 
     async def address(self, worker: str) -> str:
         """The address for frontends of this machine; empty if they cannot connect.
@@ -321,7 +333,10 @@ class Worker:
         """
         self.batches.check_hung()
         await self.models.instances.check_health(lambda: self.batches.runs_since)
-        await self.batches.failures.check(self.models.run_example)
+        loaded = self.models.loaded
+        await self.batches.failures.check(
+            self.models.run_example, lambda variant: loaded.get(variant.key) is variant
+        )
 
     def __del__(self) -> Coroutine[Any, Any, None] | None:
         for task in getattr(self, "_tasks", ()):
