@@ -548,3 +548,22 @@ def test_what_cannot_be_copied_is_handed_on():
     itself = [1]
     itself.append(itself)
     assert (made := results.own(itself, results.copied))[1] is made and made is not itself
+
+
+class MadeWhenRead(list):
+    """Makes each element when it is read, so that two may have the same `id`."""
+
+    def __getitem__(self, at):
+        return np.full(3, float(super().__getitem__(at)[0]))
+
+
+def test_elements_that_are_made_when_they_are_read_are_not_mistaken_for_others():
+    made = MadeWhenRead([[n] for n in range(20)])
+    assert [int(row[0]) for row in list(results.own(made, results.as_it_is))] == [*range(20)]
+
+
+def test_a_part_that_cannot_be_copied_spares_the_others():
+    row, lock = np.zeros(2), threading.Lock()
+    kept, same = results.own((row, frozenset([1]), lock), results.as_it_is)[::2]
+    row += 1
+    assert list(kept) == [0, 0] and same is lock

@@ -266,9 +266,9 @@ def test_what_cannot_be_sent_harms_no_other(name, way):
         found = way(Items(values))
         unread = found.pop(at)
         assert type(unread) is Unreadable and unread.kind == kind
-        said = str(unread.of_item())
+        said = str(unread.of_item(is_made=False))
         assert said.startswith(f"an item of type {kind} cannot be sent to a worker: it {why}")
-        assert isinstance(unread.of_item(), BadInput) and "/srv" not in said
+        assert isinstance(unread.of_item(is_made=False), BadInput) and "/srv" not in said
         np.testing.assert_equal(found, good)
         found = way(Results([(True, value) for value in values]))
         ok, error = found.pop(at)
@@ -295,3 +295,9 @@ def test_what_holds_a_reference_of_ray_goes_through_ray():
     instead = made[1][2]
     assert instead[0].value is reference
     assert [instead[i].kind for i in (1, 2)] == ["lock", "list"]
+
+
+def test_an_item_that_preprocess_made_is_no_mistake_of_the_client():
+    unread = Unreadable("Crop", "it cannot be read there: TypeError: no")
+    assert isinstance(unread.of_item(is_made=True), BatchResultError)
+    assert isinstance(unread.of_item(is_made=False), BadInput)
