@@ -458,12 +458,19 @@ def error_body(error: Exception, details: bool = True) -> dict[str, Any]:
     if not details:
         said = "the model failed; the log of the application says why"
         return {"error": "InternalError", "reason": "failed", "message": said}
-    said = "; ".join([message_of(found), *map(str, getattr(error, "__notes__", ()))])
+    notes = getattr(error, "__notes__", ())
+    said = "; ".join([message_of(found), *map(str, notes if isinstance(notes, list) else ())])
     return {
         "error": type(found).__name__,
         "reason": "failed",
         "message": clipped(said, MAX_MESSAGE),
     }
+
+
+def parts_of(error: BaseException) -> tuple[BaseException, ...]:
+    """Return the errors in an exception group, which is new in Python 3.11."""
+    parts = getattr(error, "exceptions", ()) if "Group" in type(error).__name__ else ()
+    return parts if isinstance(parts, tuple) else ()
 
 
 def message_of(error: BaseException) -> str:
@@ -475,7 +482,8 @@ def message_of(error: BaseException) -> str:
         return "the message cannot be made"
     if '\n  File "' in said or "Traceback (most recent call last)" in said:
         said = said.rstrip().rpartition("\n")[2]
-    return said
+    parts = [f"{type(part).__name__}: {message_of(part)}" for part in parts_of(original(error))]
+    return "; ".join([said, *parts])
 
 
 def _as_json(value: Any) -> Any:

@@ -75,7 +75,11 @@ class Results(list[tuple[bool | None, Any]]):
     replace the results that could not be sent."""
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        errors = {i: in_words(value) for i, (ok, value) in enumerate(self) if ok is False}
+        errors = {
+            i: clipped(in_words(value), MAX_MESSAGE)
+            for i, (ok, value) in enumerate(self)
+            if ok is False
+        }
         return _read_results, (
             [ok for ok, _ in self],
             Items(value for _, value in self),
@@ -234,6 +238,8 @@ def _reduced(value: Any, kind: type) -> Any:
 
 
 def _reduced_tensor(tensor: Any, torch: Any) -> Any:
+    if tensor.is_nested:
+        return None
     if (
         type(tensor) is torch.Tensor
         and tensor.device.type == "cpu"

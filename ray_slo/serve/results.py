@@ -10,15 +10,19 @@ the method may still have (`own`).
 from __future__ import annotations
 
 import array
+import contextlib
 import copy
 import dataclasses
 import inspect
 import itertools
+import mmap
 import sys
+from collections import UserDict, UserList, deque
 from collections.abc import Callable, Iterable, Mapping, Set
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
+from ray import cloudpickle
 
 from ray_slo.core.text import type_in_words
 from ray_slo.serve.errors import BatchResultError
@@ -38,12 +42,16 @@ def as_it_is(value: _T) -> _T:
 
 
 def copied(value: _T) -> _T:
-    """Return a deep copy, or the value itself if it has none. What goes to another process can
-    usually be copied, for the same cost as its pickle."""
-    try:
-        return copy.deepcopy(value)
-    except Exception:
-        return value
+    """Return a copy, or the value itself if it has none. What goes to another process can usually
+    be copied, for the same cost as its pickle."""
+    for make in (copy.deepcopy, _through_a_pickle):
+        with contextlib.suppress(Exception):
+            return cast(_T, make(value))
+    return value
+
+
+def _through_a_pickle(value: Any) -> Any:
+    return cloudpickle.loads(cloudpickle.dumps(value))
 
 
 def own(value: Any, other: Callable[[Any], Any]) -> Any:
@@ -71,8 +79,10 @@ def _own(value: Any, other: Callable[[Any], Any], memo: _Memo) -> Any:
         return memo[id(value)][1]
     try:
         made = _copy(value, other, memo)
-    except (AttributeError, NotImplementedError, TypeError):  # its class allows no copy
-        made = value
+    except RecursionError:
+        raise
+    except Exception:  # its class allows no copy, or not in this way
+        made = other(value)
     memo[id(value)] = value, made
     return made
 
@@ -91,18 +101,29 @@ def _copy(value: Any, other: Callable[[Any], Any], memo: _Memo) -> Any:
     if isinstance(value, tuple):
         if _ATOMS.issuperset(map(type, value)):
             return value
-        parts = [_own(part, other, memo) for part in value]
-        return kind._make(parts) if hasattr(kind, "_make") else _tuple(kind, parts)
+        return _tuple(value, [_own(part, other, memo) for part in value], other, memo)
     if isinstance(value, np.ndarray):
         made = value.copy(order="K")
-        if value.dtype.hasobject and value.dtype.names is None:
+        if value.dtype.names is not None and value.dtype.hasobject:
+            return copy.deepcopy(value)
+        if value.dtype.hasobject:
             for at in np.ndindex(made.shape):
                 made[at] = _own(made[at], other, memo)
         return made
     if isinstance(value, _FLAT) or kind in (set, frozenset):
         return copy.copy(value)
+    if isinstance(value, deque | UserDict | UserList):
+        made = copy.copy(value)
+        parts = made.data if isinstance(made, UserDict | UserList) else list(made)
+        owned = _own(parts, other, memo)
+        if isinstance(made, UserDict | UserList):
+            made.data = owned
+            return made
+        made.clear()
+        made.extend(owned)
+        return made
     if kind is memoryview:
-        return memoryview(bytes(value))
+        return memoryview(bytearray(value.tobytes())).cast(value.format, value.shape)
     if (torch := sys.modules.get("torch")) is not None and isinstance(value, torch.Tensor):
         return value.clone()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -116,12 +137,16 @@ def _copy(value: Any, other: Callable[[Any], Any], memo: _Memo) -> Any:
     return other(value)
 
 
-def _tuple(kind: Any, parts: list[Any]) -> Any:
-    """Return a tuple of a class such as those of `torch.return_types`, which take one sequence."""
+def _tuple(value: Any, parts: list[Any], other: Callable[[Any], Any], memo: _Memo) -> Any:
+    """Return a tuple of the same class. The constructor of its class may take other arguments."""
+    kind = type(value)
     try:
-        return kind(parts)
-    except TypeError:
-        return tuple(parts)
+        made = tuple.__new__(kind, parts)
+    except TypeError:  # a class such as those of `torch.return_types`
+        made = kind(parts)
+    if attributes := getattr(value, "__dict__", None):
+        vars(made).update(_own(dict(attributes), other, memo))
+    return made
 
 
 def given(items: Iterable[Any]) -> list[Any]:
@@ -165,7 +190,9 @@ def _no_list(results: Any) -> str | None:
     """
     if isinstance(results, np.ndarray):
         return None if results.ndim else "this array has no axis"
-    if isinstance(results, str | bytes | bytearray | memoryview):
+    if isinstance(results, type):
+        return "it is a class"
+    if isinstance(results, str | bytes | bytearray | memoryview | mmap.mmap):
         return "one of them is the result of one item"
     if isinstance(results, Mapping):
         return "it is a mapping of columns or keys, so make a list with one value per item"
@@ -176,9 +203,14 @@ def _no_list(results: Any) -> str | None:
         return "its fields are columns, so write list(zip(*result))"
     if isinstance(results, list | tuple):
         return None
-    if inspect.iscoroutine(results):
-        results.close()
+    if inspect.isawaitable(results):
+        if inspect.iscoroutine(results):
+            results.close()
         return "it must be awaited"
+    if hasattr(results, "to_pylist") and hasattr(results, "columns"):
+        return "for a result per row, write table.to_pylist()"
+    if hasattr(results, "toarray"):
+        return "for a result per row, write list(matrix.toarray())"
     if hasattr(results, "columns"):
         return "for a result per row, write list(frame.itertuples(index=False))"
     if (shape := getattr(results, "shape", None)) is not None:

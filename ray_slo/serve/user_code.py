@@ -9,10 +9,12 @@ Here all of them become a `RuntimeError` with the original name.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import inspect
 import math
 import operator
+import re
 import threading
 import time
 from collections import deque
@@ -24,24 +26,33 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ray import cloudpickle
+from starlette.exceptions import HTTPException
 
-from ray_slo.core.text import quoted
+from ray_slo.core.text import clipped, quoted
 from ray_slo.models.checkpoint import Preempted
-from ray_slo.serve.errors import original
+from ray_slo.serve.errors import MAX_MESSAGE, SLOError, original
+from ray_slo.serve.results import as_it_is, own
 from ray_slo.serve.suspects import Marks
 
+# asyncio makes its own `CancelledError` of the last one, on its way from a thread.
+_NOT_THROUGH_A_FUTURE = (StopIteration, StopAsyncIteration, concurrent.futures.CancelledError)
 _STUCK_S = 60.0  # a call that runs longer counts as hanging
 # Parts of names of errors of libraries that call another service.
 _OF_SERVICES = (
     *("Connect", "Timeout", "Transport", "BrokenPipe", "RequestException", "URLError", "RpcError"),
+    *("HTTPStatusError", "APIStatus", "ServiceUnavailable", "ClientError"),
+    *("OperationalError", "InterfaceError"),  # of databases
 )
+_LARGEST_ERROR = 65_536  # bytes of a pickled error; each request of a batch gets it
+_LARGEST_TEXT = 4000  # characters of its message, if it is larger
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _SLOW_S = 0.005  # a call that runs longer does not delay the calls behind it
 
 
 def as_exception(error: BaseException) -> Exception:
     """Return the error itself. If `except Exception` would not catch it, or a future cannot have
     it, return a `RuntimeError` with its name and message."""
-    if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
+    if isinstance(error, Exception) and not isinstance(error, _NOT_THROUGH_A_FUTURE):
         return error
     return RuntimeError(in_words(error))
 
@@ -49,8 +60,9 @@ def as_exception(error: BaseException) -> Exception:
 def in_words(error: BaseException) -> str:
     """Return the name and the message of an error. The class may be the user's, so `str` may
     fail."""
-    name = type(error).__name__
+    name = "an error"
     try:
+        name = type(error).__name__
         return f"{name}: {error}"
     except BaseException:
         return f"{name}, whose message cannot be made"
@@ -84,8 +96,14 @@ def sendable(error: Exception) -> Exception:
 def _stays(sent: Exception, error: Exception) -> bool:
     """Return whether an error arrives with the type and message of `error`."""
     try:
-        came = cloudpickle.loads(cloudpickle.dumps(sent))
-        return type(came).__name__ == type(error).__name__ and str(came) == str(error)
+        pickled = cloudpickle.dumps(sent)
+        came = cloudpickle.loads(pickled)
+        if len(pickled) > _LARGEST_ERROR or type(came).__name__ != type(error).__name__:
+            return False
+        if isinstance(error, HTTPException | SLOError):  # the status matters more than the text
+            return True
+        texts = {_ADDRESS.sub("", str(one)) for one in (came, error)}
+        return len(texts) == 1
     except BaseException:
         return False
 
@@ -109,24 +127,27 @@ def _state(error: Exception) -> dict[str, Any]:
 
 
 def _sent(value: Any) -> Any:
-    """Return a value as it arrives in another process; its text if it cannot be sent."""
-    try:
-        return cloudpickle.loads(cloudpickle.dumps(value))
-    except BaseException:
-        with contextlib.suppress(BaseException):
-            return str(value)
+    """Return a value as it arrives in another process; its text if it cannot be sent, or is large.
+    Each request of a batch gets the error."""
+    if isinstance(value, list | tuple) and all(isinstance(one, Exception) for one in value):
+        return [sendable(one) for one in value]  # of a group
+    with contextlib.suppress(BaseException):
+        if len(pickled := cloudpickle.dumps(value)) <= _LARGEST_ERROR:
+            return cloudpickle.loads(pickled)
+    with contextlib.suppress(BaseException):
+        return clipped(str(value), MAX_MESSAGE)
     return None
 
 
 def _stand_in(error: Exception) -> Exception:
-    said = in_words(error).removeprefix(f"{type(error).__name__}: ")
+    said = clipped(in_words(error).removeprefix(f"{type(error).__name__}: "), _LARGEST_TEXT)
     base = next(cls for cls in type(error).__mro__ if cls.__module__ == "builtins")
     cls = type(type(error).__name__, (base,), {"__str__": lambda error: error.said})
     try:
         made = _made(cls, (), {**_state(error), "said": said})
         cloudpickle.loads(cloudpickle.dumps(made))
     except BaseException:
-        return RuntimeError(in_words(error))
+        return RuntimeError(clipped(in_words(error), _LARGEST_TEXT))
     return made
 
 
@@ -167,7 +188,7 @@ async def call_async(
         Exception: the error that it raised (`as_exception`).
         Preempted: its batch was stopped.
     """
-    task = asyncio.ensure_future(_guarded(function, values, scope))
+    task = asyncio.ensure_future(guarded(function, values, scope))
     try:
         await asyncio.wait([task])
     except asyncio.CancelledError:
@@ -177,11 +198,17 @@ async def call_async(
     return task.result()
 
 
-async def _guarded(
+async def guarded(
     function: Callable[..., Any],
-    values: tuple[Any, ...],
-    scope: AbstractContextManager[None] | None,
+    values: tuple[Any, ...] = (),
+    scope: AbstractContextManager[None] | None = None,
 ) -> Any:
+    """Return `await function(*values)`, in this task.
+
+    Raises:
+        Exception: the error that it raised (`as_exception`).
+        Preempted: its batch was stopped.
+    """
     try:
         with scope or nullcontext():
             return await function(*values)
@@ -349,6 +376,12 @@ class HookThreads:
             )
 
 
+def _kept(result: Any) -> Any:
+    """Return the result of a hook, as it is now: a quick hook may fill the same array for the next
+    item. Lists are not searched, because they may be long, and other requests would wait."""
+    return result if type(result) is list else own(result, as_it_is)
+
+
 class Hook:
     """A user's `preprocess`, `postprocess`, `join` or `size`. It runs in a thread, or is awaited if
     it is async.
@@ -359,8 +392,12 @@ class Hook:
 
     def __init__(self, function: Callable[..., Any], threads: HookThreads) -> None:
         self._is_async = inspect.iscoroutinefunction(function)
-        self._function = function
         self._threads = threads
+
+        async def run_async(*values: Any) -> Any:
+            return _kept(await function(*values))
+
+        self._function = run_async if self._is_async else lambda *values: _kept(function(*values))
 
     def __call__(self, *values: Any) -> asyncio.Future[Any]:
         """Begin a call, and return its result's future. Cancel the future if nobody waits for
@@ -369,7 +406,7 @@ class Hook:
             return self._threads.begin(self._function, values)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
-        call = _into(future, _guarded(self._function, values, self._threads.inside()))
+        call = _into(future, guarded(self._function, values, self._threads.inside()))
         task = loop.create_task(call)
         future.add_done_callback(lambda _: task.cancel())
         return future

@@ -11,11 +11,13 @@ each way in.
 
 import array
 import asyncio
+import concurrent.futures
 import functools
 import os
+import sys
 import threading
 import time
-from collections import UserDict, deque, namedtuple
+from collections import UserDict, UserList, deque, namedtuple
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -567,3 +569,133 @@ def test_a_part_that_cannot_be_copied_spares_the_others():
     kept, same = results.own((row, frozenset([1]), lock), results.as_it_is)[::2]
     row += 1
     assert list(kept) == [0, 0] and same is lock
+
+
+class OneBuffer:
+    """Both hooks fill one array for every item."""
+
+    preprocessed, postprocessed = np.zeros(2), np.zeros(2)
+
+    @classmethod
+    def preprocess(cls, item):
+        cls.preprocessed[:] = item
+        return cls.preprocessed
+
+    @classmethod
+    async def postprocess(cls, row):
+        cls.postprocessed[:] = row
+        return {"row": cls.postprocessed}
+
+    def __call__(self, rows):
+        return np.stack(rows)
+
+
+@in_loop
+async def test_quick_hooks_may_use_their_output_again(app):
+    async with app(OneBuffer, policy="eager") as (front, _):
+        answers = await asyncio.gather(*map(front, range(1, 9)))
+        assert [list(answer["row"]) for answer in answers] == [[n, n] for n in range(1, 9)]
+
+
+class CancelledInside:
+    """As `.result()` of a future that was cancelled."""
+
+    def __call__(self, items):
+        if "cancelled" in items:
+            raise concurrent.futures.CancelledError
+        return items
+
+
+@in_loop
+async def test_a_cancelled_future_in_a_method_ends_no_worker(app):
+    async with app(CancelledInside, policy="eager") as (front, worker):
+        with pytest.raises(RuntimeError, match="CancelledError"):
+            await front("cancelled")
+        assert await front("next") == "next"
+        await worker.check_health()
+        worker._running.cancel()
+        await asyncio.sleep(0.01)
+        with pytest.raises(RuntimeError, match="runs no batches"):
+            await worker.check_health()
+
+
+class OutOfMemoryAndPoison:
+    def __call__(self, items):
+        if len(items) > 2:
+            raise MemoryError(f"{len(items)} items")
+        if "poison" in items:
+            raise ValueError("poison")
+        return items
+
+
+@in_loop
+async def test_items_are_isolated_also_after_a_batch_was_too_large(app):
+    async with app(OutOfMemoryAndPoison, policy="eager", isolate_errors=True) as (_, worker):
+        piece = Piece("b", "m", ["poison", "a", "b", "c"], 0, 1, 0.0)
+        found = (await worker.execute(piece, "w0")).results
+        assert [ok for ok, _ in found] == [False, True, True, True]
+
+
+def test_a_stream_that_never_waits_lets_its_callers_leave():
+    steps = []
+
+    @ray_slo.batch(SLO_MS)
+    async def endless(items):
+        try:
+            while len(steps) < 10_000:
+                steps.append(1)
+                yield items
+        finally:
+            sys.exit(3)
+
+    async def run():
+        stream = endless("a")
+        assert await anext(stream) == "a"
+        await stream.aclose()
+        assert await with_batch("next") == "next"  # the loop lives
+        assert len(steps) < 1000
+
+    @ray_slo.batch(SLO_MS)
+    async def with_batch(items):
+        return items
+
+    clock.run(run())
+
+
+class Point(tuple):
+    def __new__(cls, x, y):
+        made = super().__new__(cls, (x, y))
+        made.x = x
+        return made
+
+
+class Immutable(dict):
+    def __setitem__(self, key, value):
+        raise TypeError("immutable")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        deque,
+        UserList,
+        lambda parts: UserDict(enumerate(parts)),
+        lambda parts: Point(parts[0], 1),
+        lambda parts: [Immutable(a=1), parts[0]],
+        lambda parts: {"score": parts[0], "config": Immutable(a=[1])},
+    ],
+)
+def test_arrays_in_other_containers_are_copied_too(make):
+    row = np.zeros(2)
+    made = make([row])
+    found = results.own(made, results.as_it_is)
+    row += 1
+    assert type(found) is type(made) and "1." not in repr(found)
+    assert getattr(found, "x", row) is not getattr(made, "x", None)
+
+
+def test_a_view_of_numbers_stays_one():
+    given = memoryview(array.array("d", [1, 2, 3]))
+    found = results.own(given, results.as_it_is)
+    given[0] = 9.0
+    assert (found.format, list(found)) == ("d", [1, 2, 3])

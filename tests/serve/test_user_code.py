@@ -150,6 +150,15 @@ def test_type_and_message_survive_each_hop(error):
             assert getattr(sent, name) == getattr(error, name)
 
 
+def test_a_large_error_is_cut_because_every_request_of_a_batch_gets_it():
+    for error in (ValueError("x" * 10**6), TwoArguments("a", "b" * 10**6)):
+        sent = cloudpickle.dumps(sendable(error))
+        assert len(sent) < 20_000
+        assert type(pickle.loads(sent)).__name__ == type(error).__name__
+    refused = HTTPException(401, {"user": object(), "also": lambda: 1})
+    assert pickle.loads(cloudpickle.dumps(sendable(refused))).status_code == 401
+
+
 def test_who_leaves_takes_the_call_along():
     async def run():
         seen = []

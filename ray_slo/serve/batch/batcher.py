@@ -450,6 +450,7 @@ class Batcher:
                         queue.put_nowait(value)
                 if all(call.ended for call in calls):
                     break
+                await asyncio.sleep(0)  # callers get their values, and may leave
         except asyncio.CancelledError:
             error = RuntimeError(f"{self._name}: the batch was cancelled")
             raise
@@ -460,7 +461,7 @@ class Batcher:
             for call, queue in zip(calls, queues, strict=True):
                 if not call.ended:
                     queue.put_nowait(End(error))
-            await steps.aclose()
+            await user_code.guarded(steps.aclose)
 
     @staticmethod
     def _answer_all(calls: list[Call], error: BaseException) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import math
+import queue
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -22,6 +24,7 @@ from ray_slo.serve.errors import (
     SLOError,
     message_of,
     original,
+    parts_of,
 )
 from ray_slo.serve.frontend.ledger import GRACE_S, Asked
 from ray_slo.serve.suspects import Marks
@@ -39,7 +42,11 @@ _QUICK_S = 0.05  # quick calls end within this time, in seconds, also in a busy 
 _LEAVING_S = 0.1  # seconds for a cancelled hook to end
 # Exceptions about the state of the program, not about an item. Python, torch and CUDA raise
 # `RuntimeError` for theirs, and `as_exception` for a hook that exits.
-_OWN = (RuntimeError, ImportError, NameError, SystemError, ConnectionError, TimeoutError, RayError)
+_OWN = (
+    *(RuntimeError, ImportError, NameError, SystemError, ConnectionError, TimeoutError, RayError),
+    *(queue.Empty, queue.Full, asyncio.QueueEmpty, asyncio.QueueFull, asyncio.InvalidStateError),
+    asyncio.IncompleteReadError,
+)
 _SENTENCES = (ValueError, TypeError, AttributeError)  # their messages say enough without the type
 _JSON = (bool, int, float, str, bytes, list, dict)
 
@@ -96,7 +103,7 @@ class Hooks:
         if model not in self.preprocess:
             return item
         try:
-            return await self.in_time(asked, self.preprocess[model](item))
+            return await self._called(self.preprocess[model], asked, item)
         except Exception as error:
             if not is_own or not _is_items(error, item):
                 raise
@@ -118,7 +125,7 @@ class Hooks:
         if model not in self.sizes:
             return 1
         try:
-            size = checked_size(await self.in_time(asked, self.sizes[model](item)))
+            size = checked_size(await self._called(self.sizes[model], asked, item))
         except Exception as error:
             if not is_own or not _is_items(error, item):
                 raise
@@ -160,7 +167,12 @@ class Hooks:
         """
         if model not in self.postprocess:
             return value
-        return await self.in_time(asked, self.postprocess[model](value))
+        return await self._called(self.postprocess[model], asked, value)
+
+    async def _called(self, hook: Hook, asked: Asked, *values: Any) -> Any:
+        """Return the result of a hook. A function that is not async may return a coroutine."""
+        result = await self.in_time(asked, hook(*values))
+        return await self.in_time(asked, result) if inspect.isawaitable(result) else result
 
     async def in_time(
         self,
@@ -198,10 +210,15 @@ class Hooks:
         raise _expired(asked, grace_s, said)
 
 
-def _is_items(raised: Exception, item: Any) -> bool:
+def _is_items(raised: BaseException, item: Any, *, seen: bool = False) -> bool:
     """Return whether an error of a hook says that the client's item is wrong, and not that the
     server fails. `BadInput` and `HTTPException` say it themselves."""
     error = original(raised)
+    if parts := parts_of(error):
+        return all(_is_items(part, item) for part in parts)
+    cause = error.__cause__
+    if cause is not None and not seen and not _is_items(cause, item, seen=True):
+        return False
     if isinstance(error, (SLOError, HTTPException, *_OWN)) or is_out_of_memory(error):
         return False
     if isinstance(error, OSError) and error.errno is not None:  # of the system: a disk, a socket

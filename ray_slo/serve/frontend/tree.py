@@ -231,7 +231,7 @@ class TreeRunner:
         for child in children:
             given = value.items.get(child, ())
             try:
-                if isinstance(given, str | bytes | Mapping):
+                if isinstance(given, str | bytes | Mapping) or hasattr(given, "columns"):
                     raise TypeError
                 items[child] = list(given)
             except TypeError:

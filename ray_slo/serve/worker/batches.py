@@ -226,14 +226,17 @@ class Batches:
             batch = await self._to_run.get()
             try:
                 await self._run(batch)
-            except asyncio.CancelledError:
-                raise
             except BaseException as error:  # never let one batch end the worker
-                logger.exception("batch %s failed inside the worker", batch.id)
+                if is_end := isinstance(error, asyncio.CancelledError):
+                    error = RuntimeError("the worker is being stopped")
+                else:
+                    logger.exception("batch %s failed inside the worker", batch.id)
                 self._report_lost(batch.id, batch.variant)
                 for waiter in batch.waiters.values():
                     if not waiter.done():
                         waiter.set_exception(user_code.as_exception(error))
+                if is_end:
+                    raise
             finally:
                 self._running = None
                 self._here.pop(batch.id, None)
@@ -365,6 +368,8 @@ class Batches:
         except Exception as error:
             if is_out_of_memory(error):
                 return error
+            if self._isolate_errors and len(items) > 1:
+                return [await self._alone(batch, loaded, item) for item in items]
             return [(False, user_code.sendable(error))] * len(items)
 
     async def _alone(self, batch: _Batch, loaded: Loaded, item: _Item) -> tuple[bool | None, Any]:

@@ -331,6 +331,8 @@ class Worker:
         Raises:
             Exception: something is wrong. After three times in a row, Serve replaces the replica.
         """
+        if self._running.done():
+            raise RuntimeError("the worker runs no batches any more")
         self.batches.check_hung()
         await self.models.instances.check_health(lambda: self.batches.runs_since)
         loaded = self.models.loaded

@@ -5,6 +5,8 @@ import contextlib
 import errno
 import io
 import math
+import queue
+import sqlite3
 import struct
 import sys
 import threading
@@ -105,7 +107,16 @@ OURS = {
     "memory": lambda item: bad(MemoryError()),
     "state": lambda item: bad(RuntimeError("CUDA error: device-side assert triggered")),
     "exit": lambda item: sys.exit(3),
+    "queue": lambda item: queue.Queue().get_nowait(),
+    "database": lambda item: bad(sqlite3.OperationalError("database is locked")),
+    "cause": lambda item: because(ValueError("no features"), ConnectionError("away")),
 }
+if sys.version_info >= (3, 11):
+    OURS["group"] = lambda item: bad(ExceptionGroup("two", [ConnectionError("away")]))  # noqa: F821
+    ITEMS["group"] = (
+        lambda item: bad(ExceptionGroup("two", [ValueError("blurred")])),  # noqa: F821
+        "ExceptionGroup: two .*ValueError: blurred",
+    )
 
 
 class Own(Exception):
@@ -118,6 +129,10 @@ class FeatureStoreConnectError(Exception):
 
 def bad(error):
     raise error
+
+
+def because(error, cause):
+    raise error from cause
 
 
 class Hooked:
@@ -184,6 +199,11 @@ def test_who_says_whose_fault_it_is_is_believed(hooked, error, hook, is_own):
     with pytest.raises(type(error)) as raised:
         hooked(lambda item: bad(error), hook, is_own=is_own)
     assert raised.value is error
+
+
+def test_a_function_that_is_not_async_may_return_a_coroutine(hooked):
+    assert hooked(lambda item: asyncio.sleep(0, item.upper()), item="a") == "A"
+    assert hooked(lambda item: asyncio.sleep(0, 3), "size") == 3
 
 
 def test_messages_that_were_not_written_for_clients_can_be_hidden(hooked):
