@@ -25,6 +25,7 @@ import numpy as np
 from ray import cloudpickle
 
 from ray_slo.core.text import type_in_words
+from ray_slo.models.memory import is_out_of_memory
 from ray_slo.serve.errors import BatchResultError
 
 _T = TypeVar("_T")
@@ -81,7 +82,9 @@ def _own(value: Any, other: Callable[[Any], Any], memo: _Memo) -> Any:
         made = _copy(value, other, memo)
     except RecursionError:
         raise
-    except Exception:  # its class allows no copy, or not in this way
+    except Exception as error:  # its class allows no copy, or not in this way
+        if is_out_of_memory(error):
+            raise
         made = other(value)
     memo[id(value)] = value, made
     return made

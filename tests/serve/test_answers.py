@@ -699,3 +699,13 @@ def test_a_view_of_numbers_stays_one():
     found = results.own(given, results.as_it_is)
     given[0] = 9.0
     assert (found.format, list(found)) == ("d", [1, 2, 3])
+
+
+class Large(np.ndarray):
+    def copy(self, order="C"):
+        raise MemoryError("no memory for a copy")
+
+
+def test_what_there_is_no_memory_to_copy_is_not_shared():
+    with pytest.raises(MemoryError):
+        results.own([np.zeros(2).view(Large)], results.copied)
