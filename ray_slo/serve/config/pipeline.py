@@ -16,7 +16,7 @@ from ray_slo.planning import loki
 from ray_slo.serve.config.common import SloClasses, StrictConfig, check_name
 from ray_slo.serve.config.models import ModelConfig, Served
 
-MAX_OUTPUTS = 5000  # a frontend needs a second or two for so many
+MAX_OUTPUTS = 5000  # items that a task may make for one request, if nobody says otherwise
 
 
 class TaskConfig(Served):

@@ -182,7 +182,7 @@ def joined_answer(
     )
 
 
-# A value with more parts than this is encoded in pieces. One takes about a millisecond.
+# A value with more parts than this is encoded in pieces of so many parts.
 _PIECE = 2048
 _CHARACTERS = 128  # so many of a text count as one part
 _TURN_S = 0.001  # seconds for pieces, until the event loop does other work

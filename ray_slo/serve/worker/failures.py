@@ -14,11 +14,11 @@ from ray_slo.serve.errors import MAX_MESSAGE, SLOError, original
 from ray_slo.serve.suspects import note_sick, sick_lately
 from ray_slo.serve.worker.models import Loaded
 
-_BATCHES = 3  # so many must fail in the same way, one after the other,
-_SPAN_S = 5.0  # over this time,
-_MORE = 4.0  # or so many times as long for each worker that was replaced for this
-_LATELY_S = 600.0  # in this time before the worker started,
-_MOST_S = 300.0  # up to this time
+_BATCHES = 3  # batches that must fail in the same way, one after the other
+_SPAN_S = 5.0  # seconds over which they must fail
+_MORE = 4.0  # factor of these seconds for each worker that was replaced for this lately
+_LATELY_S = 600.0  # seconds before this worker's start that count as lately
+_MOST_S = 300.0  # the most seconds over which they must fail
 # What Python raises for an item that is not as the code expects it, and for errors in the code.
 # A new process would raise it again.
 _OF_ITEMS = (
