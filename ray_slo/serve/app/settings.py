@@ -168,7 +168,7 @@ def _of_both(options: Details, is_frontend: bool) -> Iterator[str]:
     if most < UNBOUNDED:
         why = NOT_OURS["max_ongoing_requests"]
         if is_frontend:
-            why = "Serve holds the rest, and sees no deadline. Bound it with max_queued_requests in args"
+            why = "Serve holds the rest, and sees no deadline; write max_queued_requests in args"
         yield f"max_ongoing_requests is {most}; leave it out: {why}"
     if (most := options.get("max_queued_requests", -1)) != -1:
         yield (
