@@ -161,7 +161,7 @@ def test_what_is_served(client, handle):
     [
         ({"body": b"{bad"}, "bad", "BadInput", "not JSON"),
         ({"item": "bad"}, "bad", "BadInput", "this item is bad"),
-        ({"item": "lock"}, "bad", "BadInput", "cannot be pickled"),
+        ({"item": "lock"}, "failed", "BatchResultError", "cannot be pickled"),
         ({"item": 1, "slo_ms": -1}, "bad_slo", None, "must be a positive number"),
         ({"item": 1, "slo_ms": float("nan")}, "bad_slo", None, "must be a positive number"),
         ({"item": "x" * 1000}, "too_large", None, "1002 bytes; at most 1000"),
