@@ -127,7 +127,11 @@ def batch_metrics():
     """The metrics of `double` on this node, by name."""
     port = ray.nodes()[0]["MetricsExportPort"]
     found = {}
-    for line in httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10).text.splitlines():
+    try:
+        told = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10).text
+    except httpx.HTTPError:  # it has just started, or is busy
+        return found
+    for line in told.splitlines():
         if 'function_name="double"' in line:
             found[line.partition("{")[0]] = float(line.rpartition(" ")[2])
     return found
