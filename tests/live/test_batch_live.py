@@ -140,7 +140,7 @@ def batch_metrics():
 def test_it_has_the_metrics_of_serve_batch(handle):
     assert [r.result() for r in [handle.double.remote(i) for i in range(5)]] == [0, 2, 4, 6, 8]
     names = {
-        "ray_serve_actual_batch_size_sum",
+        "ray_serve_actual_batch_size_count",
         "ray_serve_batch_execution_time_ms_count",
         "ray_serve_batch_queue_length",
         "ray_serve_batch_utilization_percent_count",
@@ -150,7 +150,8 @@ def test_it_has_the_metrics_of_serve_batch(handle):
 
     def are_there():
         found = batch_metrics()
-        return names <= found.keys() and found["ray_serve_actual_batch_size_sum"] >= 5
+        counted = found.get("ray_serve_batches_processed_total", 0)
+        return names <= found.keys() and counted == found["ray_serve_actual_batch_size_count"] > 1
 
     assert eventually(are_there), batch_metrics()
 
