@@ -232,15 +232,16 @@ def ended_itself(name: str, folder: Path | None = None) -> str:
 def note_sick(workers: str) -> None:
     """Note that this process, one of these workers, asks to be replaced."""
     with contextlib.suppress(OSError):
-        (_folder() / f"{os.getpid()}-{_SICK}-{_digest(workers)}").touch()
+        note = _folder() / f"{os.getpid()}-{_SICK}-{_digest(workers)}"
+        note.write_text(str(time.monotonic()))  # the same clock for all processes of this machine
 
 
 def sick_lately(workers: str, within_s: float) -> int:
     """Return how many of these workers, on this machine, have lately asked to be replaced."""
     found = 0
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
         for path in _folder().glob(f"*-{_SICK}-{_digest(workers)}"):
-            found += time.time() - path.stat().st_mtime < within_s
+            found += 0 <= time.monotonic() - float(path.read_text()) < within_s
     return found
 
 
