@@ -239,8 +239,8 @@ def note_sick(workers: str) -> None:
 def sick_lately(workers: str, within_s: float) -> int:
     """Return how many of these workers, on this machine, have lately asked to be replaced."""
     found = 0
-    with contextlib.suppress(OSError, ValueError):
-        for path in _folder().glob(f"*-{_SICK}-{_digest(workers)}"):
+    for path in _folder().glob(f"*-{_SICK}-{_digest(workers)}"):
+        with contextlib.suppress(OSError, ValueError):
             found += 0 <= time.monotonic() - float(path.read_text()) < within_s
     return found
 

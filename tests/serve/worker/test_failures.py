@@ -149,6 +149,7 @@ def test_each_replacement_makes_the_next_one_later(tmp_path, monkeypatch):
     assert (sick_lately("app#m/x", 60), sick_lately("app#m", 60)) == (1, 0)
     assert failures.Failures("app#m/x")._span_s == 20
     for pid in range(9):
-        (tmp_path / f"{pid}-{noted.name.partition('-')[2]}").touch()
+        other = tmp_path / f"{pid}-{noted.name.partition('-')[2]}"
+        other.write_text(noted.read_text())
     assert failures.Failures("app#m/x")._span_s == 300
     assert sick_lately("app#m/x", -1) == 0
