@@ -106,9 +106,9 @@ def _copy(value: Any, other: Callable[[Any], Any], memo: _Memo) -> Any:
             return value
         return _tuple(value, [_own(part, other, memo) for part in value], other, memo)
     if isinstance(value, np.ndarray):
-        made = value.copy(order="K")
-        if value.dtype.names is not None and value.dtype.hasobject:
+        if value.dtype.hasobject and value.dtype.names is not None:
             return copy.deepcopy(value)
+        made = value.copy(order="K")
         if value.dtype.hasobject:
             for at in np.ndindex(made.shape):
                 made[at] = _own(made[at], other, memo)

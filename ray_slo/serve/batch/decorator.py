@@ -239,8 +239,8 @@ def batch(
             frames, mappings, sets and generators are none.
 
     The function may change its lists, and use its output arrays again: arrays, tensors, containers
-    of Python and dataclasses are copied when it returns. Other objects are handed on as they are,
-    so make a new one for each call.
+    of Python and dataclasses are copied when it returns (on the event loop, if it is async). Other
+    objects are handed on as they are, so make a new one for each call.
 
     An exception of the function goes to every caller of that batch. A cancelled caller leaves the
     queue. If its batch runs already, it continues for the others.

@@ -184,7 +184,7 @@ def joined_answer(
 
 # A value with more parts than this is encoded in pieces of so many parts.
 _PIECE = 2048
-_CHARACTERS = 128  # so many of a text count as one part
+_CHARACTERS = 128  # characters of a text that count as one part
 _TURN_S = 0.001  # seconds for pieces, until the event loop does other work
 _DEPTH = 100  # deeper values are encoded in one piece
 _WRITTEN = 262_144  # bytes that are written at a time
