@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ray_slo.core.text import quoted
-from ray_slo.serve.ray_private.context import is_multiplexed
 
 JOIN = "join"
 HOOKS: Mapping[str, tuple[str, tuple[int, ...]]] = {
@@ -105,6 +104,9 @@ def _check_methods_of_serve(target: type[Any]) -> None:
         wanted = "reconfigure(self, user_config) or reconfigure(self, user_config, rank)"
         takes_rank = "rank" in inspect.signature(method).parameters
         check_fits(f"{target.__name__}.reconfigure", method, (3 if takes_rank else 2,), wanted)
+    # Imported here, because it brings Serve and pandas along, and every process reads configs.
+    from ray_slo.serve.ray_private.context import is_multiplexed
+
     for name in dir(target):
         if is_multiplexed(inspect.getattr_static(target, name, None)):
             raise ValueError(
