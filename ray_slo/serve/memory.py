@@ -22,6 +22,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # options in glibc's malloc.h
 _LARGEST_BLOCK = 32 * 2**20  # bytes; glibc takes no more
 _KEPT_FREE = 64 * 2**20  # bytes at the end of a heap
 _LOOK_S = 10.0
+_NEW_OBJECTS = 10_000  # between two collections of the youngest; Python's default is 700
 # Free memory from which an attempt is useful: the larger of a share of the process and MB.
 _FREE, _FREE_MB = 0.1, 16.0
 
@@ -117,10 +118,12 @@ def settle() -> None:
     """Collect garbage once, and leave what exists now out of later collections.
 
     What a process has loaded stays until its end. Without this, a full collection walks through all
-    of it, and its event loop stops meanwhile.
+    of it, and its event loop stops meanwhile. Collections are rarer, too: a burst of requests makes
+    thousands of objects that stay for a moment, and few circles.
     """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(_NEW_OBJECTS)
 
 
 def vitals(**tables: int) -> dict[str, int]:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import functools
 import logging
 import math
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,8 +23,9 @@ from ray_slo.core.requests import Upstream
 from ray_slo.core.trees import stream_of
 from ray_slo.serve.config.spec import AppSpec, VariantRef
 from ray_slo.serve.errors import Expired, RefusedEarly, WorkerLost, predicted
-from ray_slo.serve.frontend.tree import Visit
+from ray_slo.serve.frontend.tree import Outputs, Visit
 from ray_slo.serve.messages import Grant, Message, PieceResult, Refusal, Stop, Submit
+from ray_slo.serve.user_code import as_exception
 from ray_slo.serve.watch.tracing import NOT_TRACED, RequestTrace, name_of
 
 if TYPE_CHECKING:
@@ -88,7 +90,7 @@ class Entry:
     sent_at: float = math.nan
     retries: int = 0
     preemptions: int = 0
-    future: asyncio.Future[tuple[Any, PieceResult]] = field(
+    future: asyncio.Future[tuple[Any, Visit]] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
@@ -212,37 +214,41 @@ class Ledger:
         frontend does not know while it is draining."""
         return self._variants.get(key) or VariantRef(model, key, None)
 
-    async def serve(self, entry: Entry) -> tuple[Any, Visit]:
-        """Serve a request, and return its result and how it was served.
+    @contextlib.contextmanager
+    def in_time(self, asked: Asked) -> Iterator[None]:
+        """Inside, what is not served `GRACE_S` after the deadline of a client's request expires."""
+        left_s = asked.deadline + GRACE_S - self._clock()
+        timer = asyncio.get_running_loop().call_later(left_s, self._give_up, asked)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
-        Raises:
+    def _give_up(self, asked: Asked) -> None:
+        for entry in [e for e in self._entries.values() if e.asked is asked]:
+            self._scheduler.cancel(entry.id)
+            where = f"on worker {entry.grant.worker}" if entry.grant else "in the queue"
+            said = f"no answer {GRACE_S:g} s after the deadline; the request was {where}"
+            _fail(entry, Expired(said, **entry.context))
+
+    def serve(self, entry: Entry) -> asyncio.Future[tuple[Any, Visit]]:
+        """Serve a request. Return a future of its result, and of how it was served. Who cancels the
+        future gives the request up.
+
+        The future raises:
             RefusedEarly, Expired, WorkerLost, BadInput: there is no result.
-            Exception: the error that the user's method raised.
+            Exception: the error that the user's method raised, or that is the result, if the client
+                cannot get it as a value.
         """
         self._entries[entry.id] = entry
-        left_s = entry.asked.deadline + GRACE_S - self._clock()
-        guard = asyncio.get_running_loop().call_later(left_s, self._give_up, entry)
-        try:
-            self._submit(entry)
-            value, result = await entry.future
-            report = result.report
-        except asyncio.CancelledError:
-            self._scheduler.cancel(entry.id)
-            raise
-        finally:
-            guard.cancel()
-            del self._entries[entry.id]
-        assert entry.grant is not None and report is not None
-        now = self._clock()
-        return value, Visit(
-            worker=entry.grant.worker,
-            variant=entry.grant.variant,
-            batch_size=report.batch_size,
-            queue_s=max(entry.sent_at - entry.entered + result.wait_s, 0.0),
-            exec_s=report.exec_s,
-            spent_s=now - entry.entered,
-            done_at=now,
-        )
+        entry.future.add_done_callback(functools.partial(self._ended, entry.id))
+        self._submit(entry)
+        return entry.future
+
+    def _ended(self, request_id: int, future: asyncio.Future[tuple[Any, Visit]]) -> None:
+        del self._entries[request_id]
+        if future.cancelled():
+            self._scheduler.cancel(request_id)
 
     def give_way(self, deadline: float, said: str) -> bool:
         """Refuse the waiting request with the latest deadline, if that is later than `deadline`.
@@ -298,12 +304,6 @@ class Ledger:
         Otherwise all requests could be refused, and a shorter time would never be measured."""
         way_back_s = min(0.5 * self.overhead_s, _WAY_BACK * asked.slo_s)
         return self._spec.response_margin_ms / 1e3 + way_back_s
-
-    def _give_up(self, entry: Entry) -> None:
-        self._scheduler.cancel(entry.id)
-        where = f"on worker {entry.grant.worker}" if entry.grant else "in the queue"
-        said = f"no answer {GRACE_S:g} s after the deadline; the request was {where}"
-        _fail(entry, Expired(said, **entry.context))
 
     # -- from the scheduler ----------------------------------------------------------------
 
@@ -366,7 +366,7 @@ class Ledger:
         if then.costs_retry:
             self._count_retry(share, grant.worker)
         if isinstance(said, PieceResult):
-            self._take_down(share, said)
+            self._take_down(grant, share, said)
         elif outcome is Outcome.FAILED:
             for entry in share:
                 _fail(entry, said)
@@ -410,22 +410,28 @@ class Ledger:
             self._metrics.predicted(variant, 1e3 * grant.finish_in_s, 1e3 * took_s)
         return Outcome.DONE, result
 
-    def _take_down(self, share: list[Entry], result: PieceResult) -> None:
+    def _take_down(self, grant: Grant, share: list[Entry], result: PieceResult) -> None:
         """Give the results of a share to its requests, if there are any."""
-        self._scheduler.report(result.report)
+        now, report = self._clock(), result.report
+        self._scheduler.report(report)
         for entry in share:
             entry.trace.ran(result.trace)
             entry.preemptions += result.preempted
-        if result.results is None:
+        if result.results is None or report is None:
             return
         again = []
         for entry, (ok, value) in zip(share, result.results, strict=True):
             if ok is None:
                 again.append(entry)
-            elif ok and not entry.future.done():
-                entry.future.set_result((value, result))
             elif not ok:
                 _fail(entry, value)
+            elif not entry.asked.takes_errors and (error := _error_in(value)) is not None:
+                _fail(entry, as_exception(error))
+            elif not entry.future.done():
+                waited_s = max(entry.sent_at - entry.entered + result.wait_s, 0.0)
+                batch = (grant.worker, grant.variant, report.batch_size)
+                visit = Visit(*batch, waited_s, report.exec_s, now - entry.entered, now)
+                entry.future.set_result((value, visit))
         self._submit_again(again, "out_of_memory")
 
     # -- again -----------------------------------------------------------------------------
@@ -467,6 +473,12 @@ class Ledger:
                 before = f", and so were {entry.retries - 1} before" * (entry.retries > 1)
                 said = f"worker {worker} was lost with the request{before}"
                 _fail(entry, WorkerLost(said, worker=worker, **entry.context))
+
+
+def _error_in(value: Any) -> BaseException | None:
+    """Return the exception that a result is, if it is one."""
+    result = value.result if isinstance(value, Outputs) else value
+    return result if isinstance(result, BaseException) else None
 
 
 def _fail(entry: Entry, error: BaseException) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import itertools
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,6 @@ from ray_slo.serve.frontend.hooks import Hooks
 from ray_slo.serve.frontend.ledger import GRACE_S, Asked, Entry, Ledger
 from ray_slo.serve.frontend.surroundings import Demand
 from ray_slo.serve.frontend.tree import Outputs, Progress, TreeRunner, Visit, say_task
-from ray_slo.serve.user_code import as_exception
 from ray_slo.serve.watch import tracing
 from ray_slo.serve.watch.metrics import FrontendMetrics
 from ray_slo.serve.watch.tracing import RequestTrace
@@ -92,7 +92,7 @@ class Service:
         self.num_owned += 1
         try:
             answer_one = self._answer_tree if asked.model in self._runners else self._answer_one
-            with trace.inside():
+            with trace.inside(), self._ledger.in_time(asked):
                 answer = await answer_one(asked, item, trace)
         except BaseException as error:
             self._unanswered(asked.stream, trace, error)
@@ -146,27 +146,21 @@ class Service:
         item = await hooks.preprocessed(model, asked, item, is_own=True)
         entry = Entry(next(self._ids), model, asked, item, asked.arrival, trace=trace)
         await self._measure(entry)
-        value, visit = await self._serve(entry)
+        value, visit = await self._ledger.serve(entry)
         if isinstance(value, Outputs) and model in self._shared:
             value = value.result  # items for child tasks have no use without a pipeline
         if not isinstance(value, BaseException):
             value = await hooks.postprocessed(model, asked, value)
         return self._describe(entry, visit, value, time.monotonic() - asked.arrival)
 
-    async def _serve(self, entry: Entry) -> tuple[Any, Visit]:
-        """Serve a request. An exception that is its result is raised, if the client cannot get it
-        as a value."""
-        value, visit = await self._ledger.serve(entry)
-        result = value.result if isinstance(value, Outputs) else value
-        if isinstance(result, BaseException) and not entry.asked.takes_errors:
-            raise as_exception(result)
-        return value, visit
-
     async def _measure(self, entry: Entry) -> None:
         """Get the size of an item, and count it."""
         if entry.model in self._hooks.sizes:
             is_own = entry.upstream is None
             entry.size = await self._hooks.size(entry.model, entry.asked, entry.item, is_own=is_own)
+        self._sized(entry)
+
+    def _sized(self, entry: Entry) -> None:
         if self._demand is not None:
             self._demand.sized(entry.model, entry.size)
 
@@ -181,9 +175,7 @@ class Service:
     async def _answer_tree(self, asked: Asked, item: Any, trace: RequestTrace) -> Answer:
         tree = self._spec.trees[asked.model]
 
-        def serve(
-            task: str, item: Any, upstream: Upstream | None
-        ) -> Coroutine[Any, Any, tuple[Any, Visit]]:
+        def serve(task: str, item: Any, upstream: Upstream | None) -> Awaitable[tuple[Any, Visit]]:
             return self._serve_task(asked, trace.task(task), tree[task], item, upstream)
 
         # Tasks end by themselves at their deadline. Longer times are those of `postprocess` or
@@ -196,34 +188,57 @@ class Service:
         accuracy = self._accuracies[asked.model]
         return joined_answer(asked.model, node, accuracy, latency_ms, asked.slo_s * 1e3)
 
-    async def _serve_task(
+    def _serve_task(
         self,
         asked: Asked,
         trace: RequestTrace,
         task: TreeTask,
         item: Any,
         upstream: Upstream | None,
-    ) -> tuple[Any, Visit]:
-        is_own = upstream is None
-        entered = asked.arrival if is_own else time.monotonic()
+    ) -> Awaitable[tuple[Any, Visit]]:
+        entered = asked.arrival if upstream is None else time.monotonic()
+        entry = Entry(next(self._ids), task.model, asked, item, entered, upstream, trace)
+        entry.task = task.name
+        if task.model in self._hooks.preprocess or task.model in self._hooks.sizes:
+            return self._prepare_and_serve(entry)
+        self._sized(entry)
+        return self._serve_entry(entry)
+
+    async def _prepare_and_serve(self, entry: Entry) -> tuple[Any, Visit]:
+        asked, is_own = entry.asked, entry.upstream is None
         try:
-            if task.model in self._hooks.preprocess:
-                item = await self._hooks.preprocessed(task.model, asked, item, is_own=is_own)
-            entry = Entry(next(self._ids), task.model, asked, item, entered, upstream, trace)
-            entry.task = task.name
+            if entry.model in self._hooks.preprocess:
+                entry.item = await self._hooks.preprocessed(
+                    entry.model, asked, entry.item, is_own=is_own
+                )
             await self._measure(entry)
-            value, visit = await self._serve(entry)
         except BaseException as error:
-            self._unanswered(task.name, trace, error)
-            if isinstance(error, SLOError):
-                error.model, error.task = asked.model, task.name
-            elif isinstance(error, Exception):
-                say_task(error, task.name)
+            self._task_failed(entry, error)
             raise
-        stage = self._describe(entry, visit, None, visit.spent_s)
-        trace.answered(stage)
-        self._metrics.answered(stage)
-        return value, visit
+        return await self._serve_entry(entry)
+
+    def _serve_entry(self, entry: Entry) -> asyncio.Future[tuple[Any, Visit]]:
+        future = self._ledger.serve(entry)
+        future.add_done_callback(functools.partial(self._task_ended, entry))
+        return future
+
+    def _task_ended(self, entry: Entry, future: asyncio.Future[tuple[Any, Visit]]) -> None:
+        if future.cancelled():
+            self._task_failed(entry, asyncio.CancelledError())
+        elif (error := future.exception()) is not None:
+            self._task_failed(entry, error)
+        else:
+            _, visit = future.result()
+            stage = self._describe(entry, visit, None, visit.spent_s)
+            entry.trace.answered(stage)
+            self._metrics.answered(stage)
+
+    def _task_failed(self, entry: Entry, error: BaseException) -> None:
+        self._unanswered(entry.task, entry.trace, error)
+        if isinstance(error, SLOError):
+            error.model, error.task = entry.asked.model, entry.task
+        elif isinstance(error, Exception):
+            say_task(error, entry.task)
 
 
 def _where(progress: Progress, hooks: Hooks) -> str:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -164,19 +165,13 @@ class TreeRunner:
     ) -> Node:
         progress.begun += 1
         value, visit = await serve(task, item, upstream)
-        progress.served += 1
-        progress.moved_at = time.monotonic()
-        result, items = self.split(task, value)
+        result, items = self._served(task, value, visit, progress)
         del value  # otherwise it would keep the items in memory while they are served
-        if self._made is not None:
-            self._made(task, visit.variant, {c: len(its) for c, its in items.items()})
         below: list[Node] = []
         if items:
             self._check_number(task, items, progress)
             came = Upstream(visit.worker, visit.variant, visit.spent_s)
-            below = await _together(
-                [self._visit(c, one, came, serve, progress) for c in items for one in items[c]]
-            )
+            below = await self._together(items, came, serve, progress)
         if items or task in self._postprocess:
             progress.in_code += 1
             try:
@@ -188,6 +183,74 @@ class TreeRunner:
                 progress.in_code -= 1
                 progress.moved_at = time.monotonic()
         return Node(task, visit, result, tuple(below))
+
+    def _served(
+        self, task: str, value: Any, visit: Visit, progress: Progress
+    ) -> tuple[Any, dict[str, list[Any]]]:
+        """Note that a request was served at a task, and return what `split` does."""
+        progress.served += 1
+        progress.moved_at = time.monotonic()
+        result, items = self.split(task, value)
+        if self._made is not None:
+            self._made(task, visit.variant, {c: len(its) for c, its in items.items()})
+        return result, items
+
+    async def _together(
+        self, items: Mapping[str, Sequence[Any]], came: Upstream, serve: Serve, progress: Progress
+    ) -> list[Node]:
+        """Serve items at their tasks, all at the same time. At the first error, cancel the others,
+        and raise the error when they have ended."""
+        all_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        running: list[asyncio.Future[Any]] = []
+        nodes: dict[int, Node] = {}
+
+        def ended(place: int, task: str, future: asyncio.Future[Any]) -> None:
+            if future.cancelled():
+                all_ended.cancel()
+            elif all_ended.done():
+                future.exception()  # asyncio logs errors that are never read
+            elif (error := future.exception()) is not None:
+                all_ended.set_exception(error)
+            else:
+                try:
+                    nodes[place] = self._node(task, future.result(), progress)
+                except Exception as wrong:
+                    all_ended.set_exception(wrong)
+                if len(nodes) == len(running) and not all_ended.done():
+                    all_ended.set_result(None)
+
+        try:
+            for task, its in items.items():
+                for item in its:
+                    future = self._begin(task, item, came, serve, progress)
+                    future.add_done_callback(functools.partial(ended, len(running), task))
+                    running.append(future)
+            if running:
+                await all_ended
+        finally:
+            if left := [future for future in running if not future.done()]:
+                for future in left:
+                    future.cancel()
+                await asyncio.wait(left)
+        return [nodes[place] for place in range(len(running))]
+
+    def _begin(
+        self, task: str, item: Any, came: Upstream, serve: Serve, progress: Progress
+    ) -> asyncio.Future[Any]:
+        """Begin to serve an item. A leaf without `postprocess` gets no task of asyncio, which would
+        cost more than the rest."""
+        if self._children[task] or task in self._postprocess:
+            return asyncio.ensure_future(self._visit(task, item, came, serve, progress))
+        progress.begun += 1
+        return asyncio.ensure_future(serve(task, item, came))
+
+    def _node(self, task: str, came: Node | tuple[Any, Visit], progress: Progress) -> Node:
+        """Return the node of a request that was begun."""
+        if isinstance(came, Node):
+            return came
+        value, visit = came
+        result, _ = self._served(task, value, visit, progress)
+        return Node(task, visit, result, ())
 
     def _check_number(
         self, task: str, items: Mapping[str, Sequence[Any]], progress: Progress
@@ -265,25 +328,3 @@ def _wrong(task: str, children: Sequence[str], got: str) -> Exception:
         names = ", ".join(f"{child!r}: […]" for child in children)
         wanted = f"per request a result, or ray_slo.Outputs(result, {{{names}}})"
     return _error(f"the batch method returned {got}; it must return {wanted}", task)
-
-
-async def _together(visits: list[Coroutine[Any, Any, Node]]) -> list[Node]:
-    """Return all results. At the first error, cancel the others, and raise the error when they have
-    ended."""
-    if len(visits) < 2:
-        return [await visit for visit in visits]
-    tasks = [asyncio.ensure_future(visit) for visit in visits]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in tasks:
-            if task.done() and not task.cancelled() and task.exception() is not None:
-                task.result()
-        return [task.result() for task in tasks]
-    finally:
-        if running := [task for task in tasks if not task.done()]:
-            for task in running:
-                task.cancel()
-            await asyncio.wait(running)
-        for task in tasks:
-            if not task.cancelled():
-                task.exception()  # asyncio logs errors that are never read

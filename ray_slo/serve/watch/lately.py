@@ -124,20 +124,23 @@ class Lately:
         self._seconds: deque[tuple[int, Counts]] = deque(maxlen=WINDOW_S + 1)
         self._refused: Counter[tuple[int, str, str, str]] = Counter()
 
-    def answered(self, now: float, answer: Answer) -> None:
-        """One request was answered."""
-        counts = self._at(now)
-        counts.outcomes[answer.model, "ok" if answer.deadline_met else "late"] += 1
-        bucket = round(_PER_OCTAVE * math.log2(max(answer.latency_ms, _LEAST_MS)))
-        counts.latencies.setdefault(answer.model, Counter())[bucket] += 1
-        served = counts.of(answer.model, answer.variant)
-        served.answers += 1
-        if not answer.stages:  # answers of a pipeline have no batch of their own
-            share = 1.0 / max(answer.batch_size, 1)
-            served.batches += share
-            served.exec_ms += share * answer.exec_ms
-        if not answer.deadline_met:
-            self._refuse(now, answer.model, answer.slo_class, "late", "")
+    def answered(self, now: float, answers: Sequence[Answer]) -> None:
+        """Requests were answered. The answers have one model, variant and class, and are all in
+        time or all late."""
+        first, number, counts = answers[0], len(answers), self._at(now)
+        model, met = first.model, first.deadline_met
+        counts.outcomes[model, "ok" if met else "late"] += number
+        latencies = counts.latencies.setdefault(model, Counter())
+        served = counts.of(model, first.variant)
+        served.answers += number
+        for answer in answers:
+            latencies[round(_PER_OCTAVE * math.log2(max(answer.latency_ms, _LEAST_MS)))] += 1
+            if not answer.stages:  # answers of a pipeline have no batch of their own
+                share = 1.0 / max(answer.batch_size, 1)
+                served.batches += share
+                served.exec_ms += share * answer.exec_ms
+        if not met:
+            self._refuse(now, model, first.slo_class, "late", "", number)
 
     def unanswered(self, now: float, stream: str, outcome: str, reason: str, count: int) -> None:
         """Requests ended without an answer; see `FrontendMetrics.unanswered`."""

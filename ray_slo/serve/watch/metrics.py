@@ -31,6 +31,7 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _GOODPUT_WINDOW_S = 10.0
 _BAD_WINDOW_S = 60
 _UNKNOWN = Expected(None, math.nan)
+_Good = tuple[float, int, float | None]  # a time, answers in time, and their accuracy
 _KEPT = 32  # largest number of answers that are counted together, in about a millisecond
 
 
@@ -148,7 +149,7 @@ class FrontendMetrics:
             "pending_requests", "Requests that this frontend owns and has not answered."
         )
         self._answers: list[tuple[float, Answer]] = []  # not counted yet, with their times
-        self._good: dict[str, deque[tuple[float, float | None]]] = {}
+        self._good: dict[str, deque[_Good]] = {}
         self._shares: dict[str, _Share] = {}
         self._was_expected: set[str] = set()
         self._lately = Lately()
@@ -162,20 +163,23 @@ class FrontendMetrics:
 
     def _count_answers(self) -> None:
         answers, self._answers = self._answers, []
-        for now, answer in answers:
-            model = {"model": answer.model}
-            met = answer.deadline_met
-            self._count(now, answer.model, not met)
-            outcome = "ok" if met else "late"
-            self._requests.inc(1, answer.model, answer.slo_class, outcome, "")
-            self._variants.inc(1, answer.model, answer.variant)
-            self._latency.observe(answer.latency_ms, {**model, "variant": answer.variant})
-            self._slack.observe(max(answer.latency_slo_ms - answer.latency_ms, 0.0), model)
-            self._queue.observe(answer.queue_ms, model)
-            self._lately.answered(now, answer)
+        alike: dict[tuple[Any, ...], list[tuple[float, Answer]]] = {}
+        for now, a in answers:
+            group = (a.model, a.variant, a.slo_class, a.deadline_met, a.accuracy, int(now))
+            alike.setdefault(group, []).append((now, a))
+        for (model, variant, slo_class, met, accuracy, _), told in alike.items():
+            now, number = told[-1][0], len(told)
+            self._count(now, model, not met, number)
+            self._requests.inc(number, model, slo_class, "ok" if met else "late", "")
+            self._variants.inc(number, model, variant)
             if met:
-                good = self._good.setdefault(answer.model, deque())
-                good.append((now, answer.accuracy))
+                self._good.setdefault(model, deque()).append((now, number, accuracy))
+            self._lately.answered(now, [a for _, a in told])
+            tags, more_tags = {"model": model}, {"model": model, "variant": variant}
+            for _, a in told:
+                self._latency.observe(a.latency_ms, more_tags)
+                self._slack.observe(max(a.latency_slo_ms - a.latency_ms, 0.0), tags)
+                self._queue.observe(a.queue_ms, tags)
 
     def unanswered(self, stream: str, outcome: str, reason: str, count: int = 1) -> None:
         """Requests ended without an answer.
@@ -215,13 +219,17 @@ class FrontendMetrics:
         for model, good in self._good.items():
             while good and good[0][0] < since:
                 good.popleft()
-            rates[model] = len(good) / _GOODPUT_WINDOW_S
+            rates[model] = sum(number for _, number, _ in good) / _GOODPUT_WINDOW_S
         return rates
 
     def accuracy(self) -> dict[str, float]:
         """Mean accuracy (percent) of the answers that `goodput` counted last, if known."""
-        known = {m: [a for _, a in good if a is not None] for m, good in self._good.items()}
-        return {model: sum(values) / len(values) for model, values in known.items() if values}
+        found = {}
+        for model, good in self._good.items():
+            known = [(number, accuracy) for _, number, accuracy in good if accuracy is not None]
+            if total := sum(number for number, _ in known):
+                found[model] = sum(number * accuracy for number, accuracy in known) / total
+        return found
 
     def seen_lately(self, pending: int) -> Seen:
         """The counts of this frontend, for `ray-slo status`.

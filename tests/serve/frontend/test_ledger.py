@@ -147,7 +147,11 @@ class World:
     def ask(self, id, slo_s=5.0, item="x"):
         now = time.monotonic()
         entry = Entry(id, "m", Asked("m", now, slo_s), item, now)
-        return asyncio.ensure_future(self.ledger.serve(entry))
+        return asyncio.ensure_future(self._serve(entry))
+
+    async def _serve(self, entry):
+        with self.ledger.in_time(entry.asked):
+            return await self.ledger.serve(entry)
 
     async def asks(self, *ids, **about):
         tasks = [self.ask(i, **about) for i in ids]

@@ -26,8 +26,8 @@ def seen(lately, now):
 def test_answers_add_up_to_batches_whoever_got_them():
     one, other = Lately(), Lately()
     for i in range(8):  # a batch of 8, of which each frontend has a part
-        (one if i < 3 else other).answered(100.2, answer(size=8, exec_ms=40.0))
-    one.answered(100.5, answer(size=1, exec_ms=10.0))
+        (one if i < 3 else other).answered(100.2, [answer(size=8, exec_ms=40.0)])
+    one.answered(100.5, [answer(size=1, exec_ms=10.0)])
     one.predicted(100.5, "m", "v", 50.0, 53.0)
     one.predicted(100.5, "m", "v", 20.0, 27.0)
     (found,) = lately_of(seen(one, 101.0), seen(other, 101.0))["variants"]["m"].values()
@@ -40,7 +40,7 @@ def test_answers_add_up_to_batches_whoever_got_them():
 
 def test_only_whole_seconds_of_the_window_count():
     lately = Lately()
-    lately.answered(100.0, answer())
+    lately.answered(100.0, [answer()])
     assert lately_of(seen(lately, 100.9))["models"] == {}
     assert lately_of(seen(lately, 101.0))["models"]["m"]["requests"] == 1
     assert lately_of(seen(lately, 100.99 + WINDOW_S))["models"]["m"]["requests"] == 1
@@ -50,7 +50,7 @@ def test_only_whole_seconds_of_the_window_count():
 def test_quantiles_are_within_a_bucket():
     lately = Lately()
     for i in range(1, 101):
-        lately.answered(5.0, answer(latency_ms=float(i)))
+        lately.answered(5.0, [answer(latency_ms=float(i))])
     found = lately_of(seen(lately, 6.0))["models"]["m"]["latency_ms"]
     assert found["p50"] == pytest.approx(50.0, rel=0.09)
     assert found["p99"] == pytest.approx(99.0, rel=0.09)
@@ -61,7 +61,7 @@ def test_refusals_are_told_the_newest_first_and_alike_ones_of_a_second_together(
     lately.unanswered(10.1, "m@gold", "refused", "would_miss", 2)
     lately.unanswered(10.9, "m@gold", "refused", "would_miss", 3)
     lately.unanswered(12.5, "m", "expired", "expired", 1)
-    lately.answered(13.5, answer(met=False, slo_class="gold"))
+    lately.answered(13.5, [answer(met=False, slo_class="gold")])
     told = lately_of(seen(lately, 14.0))["refused"]
     assert [(r["ago_s"], r["model"], r["slo_class"], r["reason"], r["count"]) for r in told] == [
         (1.0, "m", "gold", "", 1),
@@ -96,7 +96,7 @@ def test_several_frontends_know_what_one_would(events, now):
         if at > now:
             break
         for lately in (all_in_one, apart[who]):
-            lately.answered(at, answer(model, met=met, size=size))
+            lately.answered(at, [answer(model, met=met, size=size)])
             if not met:
                 lately.unanswered(at, model, "refused", "shed", size)
     whole, parts = lately_of(seen(all_in_one, now)), lately_of(*(seen(s, now) for s in apart))
