@@ -30,8 +30,8 @@ from ray_slo.serve.protos import (
 )
 from ray_slo.serve.proxy.door import shared
 from ray_slo.serve.proxy.grpc import Failover, WithDeadline, notice_death
+from ray_slo.serve.ray_private.addresses import Routes
 from ray_slo.serve.ray_private.grpc_server import Handle, on_failure, through
-from ray_slo.serve.ray_private.routes import Routes
 
 SERVICER = "ray_slo.serve.grpc:add_inference_to_server"
 ERROR_METADATA = "x-slo-error"

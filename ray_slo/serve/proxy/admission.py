@@ -27,8 +27,8 @@ from ray_slo.serve.frontend.http import body_of
 from ray_slo.serve.proxy.door import ProxyDoor
 from ray_slo.serve.proxy.gate import Ticket
 from ray_slo.serve.proxy.places import Place, place_of
+from ray_slo.serve.ray_private.addresses import Routes
 from ray_slo.serve.ray_private.http_head import ARRIVAL
-from ray_slo.serve.ray_private.routes import Routes
 
 _CAPACITY = CAPACITY_HEADER.encode()
 _LATENCY = LATENCY_HEADER.encode()  # header of an answer with the time in the frontend

@@ -34,8 +34,8 @@ from ray_slo.serve.proxy.door import ProxyDoor
 from ray_slo.serve.proxy.http import TRIES, WAITED_S, Places, lost, slo_in, suspect
 from ray_slo.serve.proxy.modes import has_haproxy_of_ours
 from ray_slo.serve.proxy.places import Place, place_of_call
+from ray_slo.serve.ray_private.addresses import Routes
 from ray_slo.serve.ray_private.grpc_server import Handle
-from ray_slo.serve.ray_private.routes import Routes
 from ray_slo.serve.suspects import is_suspect, new_attempt
 
 _OVERHEAD = 4096  # bytes of a message, in addition to the item

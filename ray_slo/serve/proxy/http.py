@@ -40,8 +40,8 @@ from ray_slo.serve.deadlines import (
 from ray_slo.serve.errors import Expired, FrontendLost, SLOError, http_response
 from ray_slo.serve.proxy.modes import has_haproxy_of_ours
 from ray_slo.serve.proxy.places import Place, place_of
+from ray_slo.serve.ray_private.addresses import Routes
 from ray_slo.serve.ray_private.http_head import ARRIVAL
-from ray_slo.serve.ray_private.routes import Routes
 from ray_slo.serve.suspects import is_suspect, new_attempt
 
 logger = logging.getLogger(__name__)

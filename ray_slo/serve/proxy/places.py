@@ -2,7 +2,7 @@
 
 Clients can write one place in many ways: `/p/m`, `/p//m/` and `/p/%6d` reach the same model. What
 counts is what the frontend understands (`name_in`), at the application that Serve finds
-(`ray_private.routes`).
+(`ray_private.addresses`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ray_slo.serve.deadlines import slo_class_of
 from ray_slo.serve.frontend.http import name_in
-from ray_slo.serve.ray_private.routes import Routes
+from ray_slo.serve.ray_private.addresses import Routes
 
 _SERVES_OWN = ("/-/healthz", "/-/routes")
 

@@ -10,7 +10,7 @@ from ray_slo.serve.frontend.http import name_in
 from ray_slo.serve.proxy.admission import AdmissionMiddleware
 from ray_slo.serve.proxy.door import ProxyDoor
 from ray_slo.serve.proxy.places import Place, place_of, place_of_call
-from ray_slo.serve.ray_private.routes import Routes
+from ray_slo.serve.ray_private.addresses import Routes
 from tests.serve import clock
 
 PREFIXES = ("/", "/p", "/p/deep", "/q")
@@ -18,7 +18,7 @@ MODELS = ("m", "other")
 
 
 class Router:
-    """Serve's table; `tests/serve/ray_private/test_routes.py` has the real one."""
+    """Serve's table; `tests/serve/ray_private/test_addresses.py` has the real one."""
 
     def match_route(self, path):
         for route in sorted(PREFIXES, key=len, reverse=True):
