@@ -97,7 +97,7 @@ def test_a_burst_of_names_that_clients_make_up(ports, kind):
 
 def test_other_ways_to_write_a_request(ports):
     """Each is the same place, or is not found."""
-    same = ["/?x=1", "//", "/%2f", "http://other/", "http://other//?x=1"]
+    same = ["/?x=1", "//", "/%2f", "http://127.0.0.1/", "http://127.0.0.1//?x=1"]
     replies = at_once(ports[0], [post(1, path=path) for path in same])
     assert said(replies) == {(200, "")}
     others = ["/;v=1", "/../", "/./", "/%00", "/M", "/" + "a" * 6000, "/%zz", "/%ff"]
