@@ -220,6 +220,34 @@ def test_a_call_whose_time_passes_while_others_try_a_place_is_expired(monkeypatc
     assert reported(late)["reason"] == "expired"
 
 
+def test_made_up_models_keep_no_known_one_out_and_none_is_kept(monkeypatch):
+    contexts = [Context(timeout_s=20.0) for _ in range(3000)]
+
+    async def main():
+        door = ProxyDoor()
+        door.heard(Place("", "m"), CAPACITY[1], None, None)
+        monkeypatch.setattr(grpc_module, "shared", lambda: door)
+        serve = Serve(*[REPLY] * 4000, trailing=[("x-slo-capacity", "none")], takes_s=0.01)
+        infer = serve.handlers["/ray_slo.v1.Inference/Infer"].unary_unary
+        attack = asyncio.gather(
+            *(infer(InferRequest(json="2", model=f"x{i}"), c) for i, c in enumerate(contexts))
+        )
+        await asyncio.sleep(0.05)
+        before = asyncio.get_running_loop().time()
+        known = Context(timeout_s=0.4)
+        await infer(InferRequest(json="2", model="m"), known)
+        took_s = asyncio.get_running_loop().time() - before
+        await attack
+        return known, took_s, door
+
+    known, took_s, door = clock.run(main())
+    assert known.status is grpc.StatusCode.OK and took_s < 0.1
+    statuses = {c.status for c in contexts}
+    assert statuses == {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
+    assert list(door._places) == [Place("", "m")]
+    assert (door.gate.inside, door.gate.waiting) == (0, 0)
+
+
 def test_a_message_that_is_too_large_goes_no_further(monkeypatch):
     door = ProxyDoor()
     door.heard(Place("", "m"), "10;400;2000;100;100", None, None)
