@@ -63,8 +63,10 @@ ASKED = [
         "over gRPC, the client (one Python process) needs seconds to send its burst",
     ),
     ("*burst*", "recovery", "≤", 1.0),
+    ("*, 3,000*", "recovery", "≤", 1.0),
+    ("*, 3,000*", "other", "≤", 0),
     (  # all attacks except the bursts
-        "*, ?[!uR]*",
+        "*, ?[!uR,]*",
         "good in time",
         "≥",
         99,
@@ -218,10 +220,10 @@ def _reply(took_s: float, answer: bytearray) -> Reply:
     return Reply(took_s, int(status[1]) if status else 0, reason[1].decode() if reason else "")
 
 
-def post(item: Any, *headers: str, body: bytes | None = None) -> bytes:
+def post(item: Any, *headers: str, body: bytes | None = None, path: str = "/") -> bytes:
     body = json.dumps(item).encode() if body is None else body
     lines = [
-        "POST / HTTP/1.1",
+        f"POST {path} HTTP/1.1",
         "host: 127.0.0.1",
         "content-type: application/json",
         f"content-length: {len(body)}",
@@ -233,6 +235,19 @@ def post(item: Any, *headers: str, body: bytes | None = None) -> bytes:
 
 def burst(port: int, seed: int) -> list[Reply]:
     return at_once(port, [post(1)] * 3000)
+
+
+def alias(number: int) -> str:
+    """Return one of the ways to write the path `/`, another one for every number."""
+    return "/" + "".join("%2f" if digit == "1" else "/" for digit in f"{number:b}")
+
+
+def aliases(port: int, seed: int) -> list[Reply]:
+    return at_once(port, [post(1, path=alias(i)) for i in range(3000)])
+
+
+def classes(port: int, seed: int) -> list[Reply]:
+    return at_once(port, [post(1, f"x-slo-class: made-up-{i}") for i in range(3000)])
 
 
 def flood(port: int, seed: int) -> list[Reply]:
@@ -366,6 +381,8 @@ class Attack:
 
 ATTACKS = {
     "burst": Attack("burst of 3,000 at once", burst),
+    "aliases": Attack("3,000 ways to write one path, at once", aliases),
+    "classes": Attack("3,000 made-up SLO classes, at once", classes),
     "flood": Attack("10,000 with an SLO of a day", flood, DAY_MS / 1e3),
     "json": Attack("JSON of 3 to 15 MB, six at a time", bombs),
     "deep": Attack("malformed or deeply nested JSON", deep),

@@ -49,6 +49,7 @@ ATTEMPT_HEADER = "x-slo-attempt"
 ARRIVED_HEADER = "x-slo-arrived"
 KNOWN_HEADER = "x-slo-known-ms"
 CAPACITY_HEADER = "x-slo-capacity"  # of answers: the capacity that the frontend reports
+NO_PLACE = "none"  # its value if the frontend does not know the model or the class
 
 
 class Header(NamedTuple):

@@ -30,6 +30,7 @@ from ray_slo.serve.protos import (
 )
 from ray_slo.serve.proxy.door import shared
 from ray_slo.serve.proxy.grpc import Failover, WithDeadline, notice_death
+from ray_slo.serve.ray_private.addresses import Routes
 from ray_slo.serve.ray_private.grpc_server import Handle, on_failure, through
 
 SERVICER = "ray_slo.serve.grpc:add_inference_to_server"
@@ -130,7 +131,7 @@ def _add_inference(servicer: Any, server: Any) -> None:
 
 def add_inference_to_server(servicer: Any, server: Any) -> None:
     """The servicer function of `ray_slo.v1.Inference` (`SERVICER`)."""
-    again = Failover(shared())
+    again = Failover(shared(), Routes(getattr(server.service_handler_factory, "__self__", None)))
 
     async def call(handle: Handle, request: Any, context: Any) -> Any:
         try:

@@ -2,12 +2,13 @@
 No assertion depends on time."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import requests
 
 from benchmarks.live import attack as attacks
-from benchmarks.live.attack import at_once, calls_at_once, infer, ordered, post
+from benchmarks.live.attack import alias, at_once, calls_at_once, infer, ordered, post
 from ray_slo.serve import build_app
 from ray_slo.serve.proxy import modes
 from tests.live.waiting import eventually, status_of
@@ -71,9 +72,49 @@ def test_a_burst(ports):
     is_told(replies)
 
 
+@pytest.mark.parametrize("kind", ["ways to write the path", "paths", "classes"])
+def test_a_burst_of_names_that_clients_make_up(ports, kind):
+    """Good clients beside it are answered, everybody hears a reason, and then all is well."""
+    written = {
+        "ways to write the path": [post(1, path=alias(i)) for i in range(400)],
+        "paths": [post(1, path=f"/made-up-{i}") for i in range(400)],
+        "classes": [post(1, f"x-slo-class: made-up-{i}") for i in range(400)],
+    }[kind]
+    url = f"http://127.0.0.1:{ports[0]}/"
+    with ThreadPoolExecutor(1) as pool:
+        attack = pool.submit(at_once, ports[0], written)
+        good = [requests.post(url, json=1, timeout=30) for _ in range(30)]
+        replies = attack.result()
+    assert {response.status_code for response in good} == {200}
+    assert requests.post(url, json=1, timeout=30).status_code == 200
+    if kind == "ways to write the path":
+        is_told(replies)
+        return
+    told = {"paths": (404, "unknown_model"), "classes": (422, "bad_input")}[kind]
+    assert told in said(replies)
+    assert said(replies) <= {told, (503, "queue_full"), (503, "would_miss")}
+
+
+def test_other_ways_to_write_a_request(ports):
+    """Each is the same place, or is not found."""
+    same = ["/?x=1", "//", "/%2f", "http://127.0.0.1/", "http://127.0.0.1//?x=1"]
+    replies = at_once(ports[0], [post(1, path=path) for path in same])
+    assert said(replies) == {(200, "")}
+    others = ["/;v=1", "/../", "/./", "/%00", "/M", "/" + "a" * 6000, "/%zz", "/%ff"]
+    replies = at_once(ports[0], [post(1, path=path) for path in others])
+    assert said(replies) == {(404, "unknown_model")}
+    for header in ("x-slo-class: a\r\nx-slo-class: b", "X-SLO-Class: a\r\nx-slo-CLASS: a"):
+        assert said(at_once(ports[0], [post(1, header)])) == {(400, "bad_header")}
+    replies = at_once(ports[0], [post(1, "x-slo-class: " + "a" * n) for n in (101, 256)])
+    assert said(replies) == {(422, "bad_input")}
+
+
 def test_a_burst_over_grpc(ports):
     replies = calls_at_once(ports[1], [infer()] * 300)
     is_told(replies)
+    replies = calls_at_once(ports[1], [infer(model=f"made-up-{i}") for i in range(300)])
+    assert said(replies) <= {(503, "unknown_model"), (503, "queue_full"), (503, "would_miss")}
+    assert said(calls_at_once(ports[1], [infer()])) == {(200, "")}
 
 
 @pytest.mark.parametrize("attack", ["deep", "garbage"])

@@ -17,7 +17,8 @@ from ray_slo.serve.proxy import modes
 # `live-chaos` has the faults.
 CORE = ("test_grpc.py", "test_attacks.py", "test_deployment.py", "test_redeploy.py")
 # hanging_up takes long
-CHOSEN = "burst or test_http or test_cancelled or test_redeploy or test_grpc and not hanging_up"
+CHOSEN = "burst or other_ways or test_http or test_cancelled or test_redeploy"
+CHOSEN += " or test_grpc and not hanging_up"
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 

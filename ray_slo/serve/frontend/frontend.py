@@ -34,7 +34,7 @@ from ray_slo.serve.errors import (
 )
 from ray_slo.serve.frontend.answer import Answer, encoded, in_parts
 from ray_slo.serve.frontend.hooks import Hooks
-from ray_slo.serve.frontend.http import headers_of
+from ray_slo.serve.frontend.http import headers_of, name_in
 from ray_slo.serve.frontend.intake import Intake
 from ray_slo.serve.frontend.ledger import Asked, Ledger
 from ray_slo.serve.frontend.service import Service
@@ -181,13 +181,8 @@ class Frontend:
         arrival = time.monotonic() if came is None else came
         headers = headers_of(request)
         try:
-            # This answer has no capacity header for the door. So the door does not know the page's
-            # path, and admits requests to it, also in overload.
-            if self._page is not None and (
-                page := await self._page.answer(request, _path(request))
-            ):
-                return page
-            response = await self._responded(request, headers, arrival)
+            page = self._page and await self._page.answer(request, _path(request))
+            response = page or await self._responded(request, headers, arrival)
         except Exception as error:
             _log(error)
             response = http_response(error, details=self._spec.error_details)
@@ -429,9 +424,7 @@ def _log(error: Exception) -> None:
 
 
 def _path(request: HttpRequest) -> str:
-    path: str = request.scope.get("path", "")
-    root: str = request.scope.get("root_path", "")
-    return path.removeprefix(root).strip("/")
+    return name_in(request.scope.get("path", ""), request.scope.get("root_path", ""))
 
 
 async def _response(answer: Answer, encoding: asyncio.Lock) -> Response:

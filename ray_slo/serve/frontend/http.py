@@ -61,6 +61,15 @@ def headers_of(request: Request) -> dict[str, str]:
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(raw)}
 
 
+def name_in(path: str, prefix: str = "") -> str:
+    """Return the name that a path has below a prefix, without the slashes around it.
+
+    Args:
+        path: the path, with its percent signs decoded.
+    """
+    return path.removeprefix(prefix).strip("/")
+
+
 def _header(request: Request, name: bytes) -> bytes:
     """Return the first value of a header, or nothing. Starlette's own way costs more."""
     return next((value for key, value in request.scope["headers"] if key == name), b"")

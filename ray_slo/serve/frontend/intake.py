@@ -21,6 +21,7 @@ from ray_slo.serve.config.pipeline import PipelineConfig
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.deadlines import (
     ATTEMPT_HEADER,
+    NO_PLACE,
     REFUSED_HEADER,
     TimeLimits,
     of_caller_s,
@@ -348,10 +349,13 @@ class Intake:
         """Return the capacity header for the door in Serve's proxy. It has the requests/s that the
         workers can serve for this path, or fewer if the frontends are too busy; its SLO in
         milliseconds; the number of requests that all frontends keep; and the largest sizes of a
-        body and of a JSON body in bytes."""
-        name = path if path in self._trees else next(iter(self._trees))
-        tree = self._trees[name]
-        slo_ms = 1e3 * tree.slos_s.get(slo_class or DEFAULT_CLASS, tree.slo_s)
+        body and of a JSON body in bytes. If there is no such model or class, it says only that:
+        what clients make up is nothing that a door should keep."""
+        name = path or (next(iter(self._trees)) if len(self._trees) == 1 else "")
+        slos_s = self._trees[name].slos_s if name in self._trees else {}
+        if (slo_s := slos_s.get(slo_class or DEFAULT_CLASS)) is None:
+            return NO_PLACE
+        slo_ms = 1e3 * slo_s
         most = self._spec.max_queued_requests * self._spec.num_frontends
         capacity = self._capacity(self._entries[name])
         rate = math.inf

@@ -20,13 +20,14 @@ from ray_slo.serve.deadlines import (
     REFUSED_HEADER,
     WHOLE_HEADER,
     TimeLimits,
-    slo_class_of,
     without,
 )
 from ray_slo.serve.errors import RefusedEarly, SLOError, http_response
 from ray_slo.serve.frontend.http import body_of
 from ray_slo.serve.proxy.door import ProxyDoor
 from ray_slo.serve.proxy.gate import Ticket
+from ray_slo.serve.proxy.places import Place, place_of
+from ray_slo.serve.ray_private.addresses import Routes
 from ray_slo.serve.ray_private.http_head import ARRIVAL
 
 _CAPACITY = CAPACITY_HEADER.encode()
@@ -47,6 +48,7 @@ class AdmissionMiddleware:
     def __init__(self, app: Any, door: ProxyDoor | None = None) -> None:
         self._app = app
         self._door = door or ProxyDoor()
+        self._routes = Routes(app)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -68,7 +70,7 @@ class AdmissionMiddleware:
         """
         arrival = scope.get(ARRIVAL, time.monotonic())
         headers = without(scope["headers"], "door")
-        place = (scope["path"], slo_class_of(headers))
+        place = place_of(self._routes, scope)
         slo_s = self._door.slo_s(place)
         left_s = TimeLimits(headers, proxied=False).budget_s(slo_s)
         is_small = num_bytes is not None and num_bytes <= _SMALL_BYTES
@@ -102,7 +104,7 @@ class AdmissionMiddleware:
         finally:
             self._door.leave(ticket)
 
-    def _watched(self, send: Any, place: tuple[str, str], ticket: Ticket) -> Any:
+    def _watched(self, send: Any, place: Place, ticket: Ticket) -> Any:
         """Return `send` without the frontend's capacity header, which is not for the client. The
         request leaves the door just before the end of its answer, so that the client's next request
         does not find it there."""

@@ -5,24 +5,29 @@ HTTP (`admission`) and gRPC (`grpc`) share the way to the frontends, so they sha
 rules are those of `gate`. Frontends report their capacity with their answers (`CAPACITY_HEADER`).
 The next request that goes on tells them how many were refused here (`REFUSED_HEADER`), for their
 metrics and for the planner.
+
+A client chooses its path, class and model. So only places that a frontend has confirmed are kept
+here (`Place`). All others share one line, which is bounded (`gate.Rank`).
 """
 
 from __future__ import annotations
 
-import asyncio
+import math
 import os
 import time
 from collections import Counter
-from collections.abc import Hashable
 from typing import NamedTuple
 
-from ray_slo.serve.deadlines import PROXY_CALLBACK, PROXY_CALLBACK_ENV
-from ray_slo.serve.errors import RefusedEarly
+from ray_slo.core.recent import Recent
+from ray_slo.serve.deadlines import NO_PLACE, PROXY_CALLBACK, PROXY_CALLBACK_ENV
+from ray_slo.serve.errors import Expired, RefusedEarly
 from ray_slo.serve.frontend.http import too_large
-from ray_slo.serve.proxy.gate import NOTHING, Door, Gate, Known, Ticket
+from ray_slo.serve.proxy.gate import NOTHING, Door, Gate, Known, NowKnown, Rank, Ticket
 from ray_slo.serve.proxy.modes import HAPROXY_ENV, has_haproxy_of_ours
+from ray_slo.serve.proxy.places import Place
 
-_ORDERED_BY_S = 1.0  # a request with an unknown deadline is ordered as if it had this time left
+_WAIT_S = 5.0  # longest wait of a request with an unknown deadline
+_OURS_S = 60.0  # an application of ray-slo is known for this long after an answer
 _PLACES_KEPT = 1024  # largest number of known places
 # If the way to a frontend and back takes longer than the larger of these (seconds, share of the
 # SLO), the proxy is too busy.
@@ -30,12 +35,11 @@ _WAY_S, _WAY_OF_SLO = 0.05, 0.15
 # Requests on their way at a time: at first, least, most; increase per answer, and factor of a
 # decrease.
 _FIRST, _LEAST, _MOST, _MORE, _FEWER = 64.0, 16.0, 2000.0, 0.5, 0.8
-_PIONEERS = 16  # largest number of requests on their way to an unknown place
 _LEAST_OF_SLO = 0.25  # upper bound of `least_s`, in SLOs, because a slow place may become fast
 _FORGET = 1.01  # factor of `least_s` per answer, so that it covers about the last 100 answers
 
 
-class Place(NamedTuple):
+class Facts(NamedTuple):
     """Information from the answers of a place.
 
     Attributes:
@@ -64,32 +68,29 @@ class Place(NamedTuple):
 
 
 class ProxyDoor:
-    """Lets requests on one by one, the earliest deadline first. A place is an address of an
-    application, such as a path."""
+    """Lets requests on one by one, the earliest deadline first. Those to places that no frontend
+    has confirmed come last, are few at a time, and are refused first."""
 
     def __init__(self) -> None:
         self._door = Door()
         self._door.gate.window = _FIRST
         self._cut_at = 0.0
-        self._places: dict[Hashable, Place] = {}  # places of applications of ray-slo
-        self._pioneers: dict[Ticket, Hashable] = {}
-        self._first: Counter[Hashable] = Counter()  # requests on their way to unknown places
-        self._news = asyncio.Event()  # set when such a place becomes known
-        self._refused: Counter[Hashable] = (
-            Counter()
-        )  # refusals since a request last went on to the place
+        self._places: Recent[Place, Facts] = Recent(_PLACES_KEPT)  # confirmed ones
+        self._ours: Recent[str, float] = Recent(_PLACES_KEPT)  # last answers, by route
+        # Refusals since a request last went on to the place.
+        self._refused: Counter[Place] = Counter()
 
     @property
     def gate(self) -> Gate:
         return self._door.gate
 
-    def slo_s(self, place: Hashable) -> float | None:
+    def slo_s(self, place: Place) -> float | None:
         """Return the SLO of the place's model, in seconds. None if no application of ray-slo is
         known there."""
         seen = self._places.get(place)
         return None if seen is None else seen.slo_s
 
-    def check(self, place: Hashable, arrival: float, budget_s: float | None) -> None:
+    def check(self, place: Place, arrival: float, budget_s: float | None) -> None:
         """Check whether a request could be in time, before its body is read.
 
         Raises:
@@ -106,7 +107,7 @@ class ProxyDoor:
 
     async def enter(
         self,
-        place: Hashable,
+        place: Place,
         arrival: float,
         budget_s: float | None,
         *,
@@ -125,98 +126,86 @@ class ProxyDoor:
                 answered yet. Then only a few requests go on until one is answered.
 
         Raises:
-            RefusedEarly: the request would be late.
+            RefusedEarly: the request would be late, or waited too long.
+            Expired: its deadline passed before anything was known of its place.
             BodyTooLarge: its body is too large.
         """
-        deadline = arrival + (_ORDERED_BY_S if budget_s is None else budget_s)
-        is_pioneer = is_ours and await self._is_pioneer(place, deadline)
-        seen = self._places.get(place)
-        if seen is not None:
-            seen.check_size(num_bytes, is_json)
-        if seen is not None and budget_s is None:
-            budget_s = seen.slo_s
-        try:
-            ticket = await self._door.enter(
-                arrival + (_ORDERED_BY_S if budget_s is None else budget_s),
-                NOTHING if seen is None else seen.known,
-                may_refuse=seen is not None,
-            )
-        except BaseException as error:
-            if isinstance(
-                error, RefusedEarly
-            ):  # not for clients that left: a client chooses its path
-                self._refused[place] += 1
-            if is_pioneer:
-                self._returned(place)
-            raise
-        if is_pioneer:
-            self._pioneers[ticket] = place
-        return ticket
-
-    async def _is_pioneer(self, place: Hashable, deadline: float) -> bool:
-        """Return whether this request is one of the few that go to an unknown place. While others
-        are on their way there, it waits until its deadline (`time.monotonic()` seconds)."""
-        while place not in self._places and self._first[place] >= _PIONEERS:
+        while True:
+            seen, began = self._places.get(place), time.monotonic()
+            if seen is not None:
+                seen.check_size(num_bytes, is_json)
+            if seen is not None and budget_s is None:
+                budget_s = seen.slo_s
+            deadline = began + _WAIT_S if budget_s is None else arrival + budget_s
             try:
-                await asyncio.wait_for(self._news.wait(), deadline - time.monotonic())
-            except asyncio.TimeoutError:
-                break
+                return await self._door.enter(
+                    deadline,
+                    NOTHING if seen is None else seen.known,
+                    self._rank(place, is_ours),
+                    place,
+                )
+            except NowKnown:
+                continue
+            except RefusedEarly:
+                if seen is not None:
+                    self._refused[place] += 1
+                elif budget_s is not None and time.monotonic() >= deadline:
+                    raise Expired("its deadline passed while it waited for admission") from None
+                raise
+
+    def _rank(self, place: Place, is_ours: bool) -> Rank:
         if place in self._places:
-            return False
-        self._first[place] += 1
-        return True
+            return Rank.KNOWN
+        is_strange = is_ours or place.route is None or self._is_ours(place.route)
+        return Rank.STRANGE if is_strange else Rank.ELSEWHERE
+
+    def _is_ours(self, route: str) -> bool:
+        return time.monotonic() - self._ours.get(route, -math.inf) < _OURS_S
 
     def leave(self, ticket: Ticket) -> None:
         self._door.leave(ticket)
-        if (place := self._pioneers.pop(ticket, None)) is not None:
-            self._returned(place)
 
-    def _returned(self, place: Hashable) -> None:
-        self._first[place] -= 1
-        if not self._first[place]:
-            del self._first[place]
-        self._tell()
-
-    def _tell(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
-
-    def note_refused(self, place: Hashable) -> None:
+    def note_refused(self, place: Place) -> None:
         """Count a refusal of a request that did not come to the door."""
         self._refused[place] += 1
 
-    def refused_before(self, place: Hashable) -> int:
+    def refused_before(self, place: Place) -> int:
         """Return the number of refusals since the last call."""
         return self._refused.pop(place, 0)
 
-    def heard(
-        self, place: Hashable, said: str, took_s: float | None, inside_s: float | None
-    ) -> None:
+    def heard(self, place: Place, said: str, took_s: float | None, inside_s: float | None) -> None:
         """Learn from an answer of a frontend of ray-slo.
 
         Args:
             said: the capacity of its frontends, separated by semicolons: requests/s, SLO in ms,
-                requests that they keep, largest body in bytes, largest JSON body in bytes.
+                requests that they keep, largest body in bytes, largest JSON body in bytes. Or
+                `NO_PLACE`: the frontend does not serve this place.
             took_s: time from the admission to the answer, in seconds. None for an error.
             inside_s: part of this time in the frontend and its workers, in seconds. None: unknown.
         """
+        route = place.route
+        is_news = bool(route) and not self._is_ours(route or "")
+        if route:
+            self._ours[route] = time.monotonic()
+        if said != NO_PLACE:
+            is_news |= self._learn(place, said, took_s, inside_s)
+        if is_news:
+            self.gate.call_again(lambda t: t.place == place or t.place.route == route)
+
+    def _learn(self, place: Place, said: str, took_s: float | None, inside_s: float | None) -> bool:
+        """Keep the facts of a place. Return whether it was unknown."""
         rate, slo_ms, most, *sizes = map(float, said.split(";"))
         max_body_bytes, max_json_bytes = map(int, sizes)
-        seen = self._places.pop(place, None)
-        if seen is None:
-            self._tell()
+        seen = self._places.get(place)
         least_s = 0.0 if seen is None else seen.known.least_s
         if took_s is not None:
             least_s = took_s if not least_s else min(_FORGET * least_s, took_s)
         least_s = min(least_s, _LEAST_OF_SLO * slo_ms / 1e3)
         answers = Known(rate, int(most), least_s)
-        self._places[place] = Place(answers, slo_ms / 1e3, max_body_bytes, max_json_bytes)
-        if len(self._places) > _PLACES_KEPT:
-            gone = next(iter(self._places))
-            del self._places[gone]
-            self._refused.pop(gone, None)
+        self._places[place] = Facts(answers, slo_ms / 1e3, max_body_bytes, max_json_bytes)
         if took_s is not None and inside_s is not None:
             self._adapt(slo_ms / 1e3, took_s, inside_s)
+        return seen is None
 
     def _adapt(self, slo_s: float, took_s: float, inside_s: float) -> None:
         """Allow fewer requests at a time if the way to the frontend and back is slow, otherwise

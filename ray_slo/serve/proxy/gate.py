@@ -7,6 +7,9 @@ before it costs more. There are two reasons: too many requests wait before it he
 gone on than the workers can answer by its deadline. In a proxy, this happens before a frontend sees
 the request.
 
+A client chooses the path and the class of its request. So requests for which nothing is known
+(`Rank`) go on only when no other can. Few of them may be on their way, and they give way first.
+
 `Gate` makes the decisions, without an event loop or a clock. `Door` lets coroutines wait for them.
 """
 
@@ -16,10 +19,12 @@ import asyncio
 import itertools
 import math
 import time
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from enum import IntEnum
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 from ray_slo.serve.errors import RefusedEarly
 
@@ -28,6 +33,8 @@ from ray_slo.serve.errors import RefusedEarly
 SLACK = 2.0
 _FEW = 64  # this many requests may always be on their way
 _MOST_WAITING = 2000  # largest number of waiting requests
+_STRANGERS = 16  # largest number of strangers on their way that count
+STRANGER_S = 1.0  # seconds for which a stranger on its way counts, because nobody may answer it
 _HOPELESS = 8  # largest number of refusals per turn, so that other requests need not wait for them
 _AGAIN_S = 1.0  # seconds until a refused client may try again, if nothing is known
 _LATELY_S = 0.1  # seconds for the mean length of a turn
@@ -51,6 +58,30 @@ class Known(NamedTuple):
 NOTHING = Known()
 
 
+class Rank(IntEnum):
+    """Order of requests at a gate, before their deadlines.
+
+    Attributes:
+        KNOWN: the one who answers is known.
+        ELSEWHERE: perhaps for an application that is not of ray-slo.
+        STRANGE: for an application of ray-slo, which has not answered such a request.
+    """
+
+    KNOWN = 0
+    ELSEWHERE = 1
+    STRANGE = 2
+
+
+class NowKnown(Exception):
+    """More is known of a request that waits than when it came. It has to come again."""
+
+
+Verdict = RefusedEarly | NowKnown | None
+"""None if a request goes on."""
+Key = tuple[Rank, float, int]
+_rank_of = itemgetter(0)
+
+
 @dataclass(slots=True, eq=False)
 class Ticket:
     """A request at the gate.
@@ -59,29 +90,30 @@ class Ticket:
         number: number of the request, in order of arrival.
         deadline: deadline in seconds of the host's clock.
         known: capacity for the request. If the rate is known, the gate's window applies to it.
-        may_refuse: False if the request goes on in any case.
-        told: called once: with None when the request goes on, or with the error of its refusal.
+        told: called once: with None when the request goes on, or with the reason why it does not.
+        rank: requests of another rank come before or after it.
+        place: address that the request names.
         inside: whether the request went on.
     """
 
     number: int
     deadline: float
     known: Known
-    may_refuse: bool
-    told: Callable[[RefusedEarly | None], None]
+    told: Callable[[Verdict], None]
+    rank: Rank = Rank.KNOWN
+    place: Any = None
     inside: bool = False
 
     @property
-    def key(self) -> tuple[float, int]:
-        return self.deadline, self.number
+    def key(self) -> Key:
+        return self.rank, self.deadline, self.number
 
 
 class Gate:
-    """Lets requests on one by one, the earliest deadline first.
+    """Lets requests on one by one, by rank, and then the earliest deadline first.
 
     Args:
-        most: number of requests that may wait. If there are more, the one with the latest deadline
-            is refused.
+        most: number of requests that may wait. If there are more, the last one is refused.
 
     Attributes:
         window: a request whose `rate` is known goes on while fewer than this with earlier deadlines
@@ -92,9 +124,10 @@ class Gate:
         self._most = most
         self.window = math.inf
         self._numbers = itertools.count()
-        self._waiting: dict[tuple[float, int], Ticket] = {}
-        self._order: list[tuple[float, int]] = []  # sorted keys of the waiting requests
-        self._inside: list[tuple[float, int]] = []  # sorted keys of requests that are on their way
+        self._waiting: dict[Key, Ticket] = {}
+        self._order: list[Key] = []  # sorted keys of the waiting requests
+        self._inside: list[Key] = []  # sorted keys of requests that are on their way
+        self._strangers: set[Ticket] = set()  # those on their way that count
         self._interval_s = 0.0  # mean time between two requests that go on while others wait
         self._last_at: float | None = None  # time when the last one went on, if others waited
 
@@ -110,29 +143,23 @@ class Gate:
         self,
         now: float,
         deadline: float,
-        told: Callable[[RefusedEarly | None], None],
+        told: Callable[[Verdict], None],
         known: Known = NOTHING,
-        may_refuse: bool = True,
+        rank: Rank = Rank.KNOWN,
+        place: Any = None,
     ) -> Ticket | None:
-        """Take a request that arrived. Return its ticket, or None if it is refused at once.
-
-        Args:
-            may_refuse: False if the deadline is only assumed, for the request's place in the order.
-        """
-        ticket = Ticket(next(self._numbers), deadline, known, may_refuse, told)
+        """Take a request that arrived. Return its ticket, or None if it is refused at once."""
+        ticket = Ticket(next(self._numbers), deadline, known, told, rank, place)
         before = bisect_right(self._order, ticket.key)
-        if may_refuse:
-            refused = self._refused(now, ticket.key, before, known)
-            if refused is not None:
-                told(refused)
-                return None
+        refused = self._refused(now, ticket.key, before, known)
+        if refused is not None:
+            told(refused)
+            return None
         self._waiting[ticket.key] = ticket
         insort(self._order, ticket.key)
         if len(self._order) > self._most:
-            last = self._latest()
-            if last is None:
-                return ticket
-            said = f"{self._most} requests with earlier deadlines wait for admission"
+            last = self._take(-1)
+            said = f"{self._most} requests wait for admission, and all go before it"
             last.told(_refusal("queue_full", said, self._most * self._interval_s))
             if last is ticket:
                 return None
@@ -141,13 +168,11 @@ class Gate:
     def hopeless(self, now: float, deadline: float, known: Known = NOTHING) -> RefusedEarly | None:
         """Return the error with which a request would be refused if it arrived now, or None. See
         `arrive`."""
-        key = deadline, next(self._numbers)
+        key = Rank.KNOWN, deadline, next(self._numbers)
         return self._refused(now, key, bisect_right(self._order, key), known)
 
-    def _refused(
-        self, now: float, key: tuple[float, int], before: int, known: Known
-    ) -> RefusedEarly | None:
-        left_s, (rate, most, least_s) = key[0] - now, known
+    def _refused(self, now: float, key: Key, before: int, known: Known) -> RefusedEarly | None:
+        left_s, (rate, most, least_s) = key[1] - now, known
         wait_s = before * self._interval_s
         if before and wait_s + least_s > left_s:
             said = (
@@ -168,7 +193,12 @@ class Gate:
         return _refusal("queue_full", f"{said}, which is the limit (max_queued_requests)", again_s)
 
     def walk_in(
-        self, now: float, deadline: float, known: Known = NOTHING, may_refuse: bool = True
+        self,
+        now: float,
+        deadline: float,
+        known: Known = NOTHING,
+        rank: Rank = Rank.KNOWN,
+        place: Any = None,
     ) -> Ticket | None:
         """Let a request go on at once if no other request waits, as `arrive` and `turn` would.
         Return its ticket, or None if it has to wait.
@@ -178,12 +208,12 @@ class Gate:
         """
         if self._order:
             return None
-        ticket = Ticket(next(self._numbers), deadline, known, may_refuse, _unheard)
-        if may_refuse and (refused := self._refused(now, ticket.key, 0, known)) is not None:
+        ticket = Ticket(next(self._numbers), deadline, known, _unheard, rank, place)
+        if (refused := self._refused(now, ticket.key, 0, known)) is not None:
             raise refused
-        if known.rate is not None and bisect_right(self._inside, ticket.key) >= self.window:
+        if not self._may_go_on(ticket):
             return None
-        if deadline - now < known.least_s and self._inside and may_refuse:
+        if deadline - now < known.least_s and self._inside:
             raise self.too_late()
         self._let_on(now, ticket)
         return ticket
@@ -191,21 +221,34 @@ class Gate:
     @property
     def can_turn(self) -> bool:
         """Whether a waiting request may go on."""
-        if not self._order:
-            return False
-        first = self._waiting[self._order[0]]
-        return first.known.rate is None or bisect_right(self._inside, first.key) < self.window
+        return self._next() is not None
+
+    def _next(self) -> int | None:
+        """Return the place in the order of the request that goes on next, if one may."""
+        index = 0
+        while index < len(self._order):  # once per rank
+            first = self._waiting[self._order[index]]
+            if self._may_go_on(first):
+                return index
+            index = bisect_left(self._order, first.rank + 1, index, key=_rank_of)
+        return None
+
+    def _may_go_on(self, ticket: Ticket) -> bool:
+        if ticket.rank is Rank.STRANGE:
+            return len(self._strangers) < _STRANGERS
+        return ticket.known.rate is None or bisect_right(self._inside, ticket.key) < self.window
 
     def turn(self, now: float) -> bool:
         """Let one request go on, if one may and can be in time. Return whether another one could go
         on now."""
         for _ in range(_HOPELESS):
-            if not self.can_turn:
+            index = self._next()
+            if index is None:
                 self._last_at = None
                 return False
-            ticket = self._take(0)
+            ticket = self._take(index)
             left_s = ticket.deadline - now
-            if left_s >= ticket.known.least_s or not self._inside or not ticket.may_refuse:
+            if left_s >= ticket.known.least_s or not self._inside:
                 self._let_on(now, ticket)
                 break
             ticket.told(self.too_late())
@@ -219,9 +262,13 @@ class Gate:
     def _let_on(self, now: float, ticket: Ticket) -> None:
         ticket.inside = True
         insort(self._inside, ticket.key)
+        if ticket.rank is Rank.STRANGE:
+            self._strangers.add(ticket)
         if self._last_at is not None:
             self._interval_s += _NEWEST * (now - self._last_at - self._interval_s)
-        self._last_at = now if self._order else None
+        # Strangers also wait while others could go on, so that says nothing about the pace.
+        do_others_wait = bool(self._order) and self._order[0][0] < Rank.STRANGE
+        self._last_at = now if do_others_wait else None
         ticket.told(None)
 
     def leave(self, ticket: Ticket) -> None:
@@ -231,14 +278,19 @@ class Gate:
         if index >= 0 and places[index] == ticket.key:
             del places[index]
         self._waiting.pop(ticket.key, None)
+        self._strangers.discard(ticket)
 
-    def _latest(self) -> Ticket | None:
-        """Remove the request with the latest deadline among those that may be refused, and return
-        it."""
-        for index in reversed(range(len(self._order))):
-            if self._waiting[self._order[index]].may_refuse:
-                return self._take(index)
-        return None
+    def discount(self, ticket: Ticket) -> None:
+        """Note that a stranger on its way no longer counts. Another one may go on."""
+        self._strangers.discard(ticket)
+
+    def call_again(self, is_known: Callable[[Ticket], bool]) -> None:
+        """Let waiting requests come again, because more is known of them now."""
+        begin = bisect_right(self._order, Rank.KNOWN, key=_rank_of)
+        called = [t for key in self._order[begin:] if is_known(t := self._waiting[key])]
+        for ticket in called:
+            self.leave(ticket)
+            ticket.told(NowKnown())
 
     def _take(self, index: int) -> Ticket:
         return self._waiting.pop(self._order.pop(index))
@@ -264,7 +316,11 @@ class Door:
         self.turn_s = 0.0
 
     async def enter(
-        self, deadline: float, known: Known = NOTHING, may_refuse: bool = True
+        self,
+        deadline: float,
+        known: Known = NOTHING,
+        rank: Rank = Rank.KNOWN,
+        place: Any = None,
     ) -> Ticket:
         """Wait until the request may go on; see `Gate.arrive`. Call `leave` when it is done.
 
@@ -273,21 +329,28 @@ class Door:
 
         Raises:
             RefusedEarly: it would be late.
+            NowKnown: `Gate.call_again` called it.
         """
+        ticket = await self._entered(deadline, known, rank, place)
+        if rank is Rank.STRANGE:
+            asyncio.get_running_loop().call_later(STRANGER_S, self._discount, ticket)
+        return ticket
+
+    async def _entered(self, deadline: float, known: Known, rank: Rank, place: Any) -> Ticket:
         if self._left:
-            ticket = self.gate.walk_in(self._clock(), deadline, known, may_refuse)
+            ticket = self.gate.walk_in(self._clock(), deadline, known, rank, place)
             if ticket is not None:
                 self._left -= 1
                 self._turn_soon()
                 return ticket
         loop = asyncio.get_running_loop()
-        verdict: asyncio.Future[RefusedEarly | None] = loop.create_future()
+        verdict: asyncio.Future[Verdict] = loop.create_future()
 
-        def told(refused: RefusedEarly | None) -> None:
+        def told(said: Verdict) -> None:
             if not verdict.done():
-                verdict.set_result(refused)
+                verdict.set_result(said)
 
-        ticket = self.gate.arrive(self._clock(), deadline, told, known, may_refuse)
+        ticket = self.gate.arrive(self._clock(), deadline, told, known, rank, place)
         if ticket is not None and self._left and self.gate.can_turn:
             self._left -= 1
             self.gate.turn(self._clock())
@@ -295,16 +358,15 @@ class Door:
         if not verdict.done():
             assert ticket is not None
             try:
-                left_s = deadline - self._clock() if may_refuse else None
-                await asyncio.wait([verdict], timeout=left_s)
+                await asyncio.wait([verdict], timeout=deadline - self._clock())
             except asyncio.CancelledError:
                 self.gate.leave(ticket)
                 raise
             if not verdict.done():
                 self.gate.leave(ticket)
                 told(self.gate.too_late())
-        if (refused := verdict.result()) is not None:
-            raise refused
+        if (said := verdict.result()) is not None:
+            raise said
         assert ticket is not None
         return ticket
 
@@ -320,6 +382,11 @@ class Door:
     def leave(self, ticket: Ticket) -> None:
         """Note that a request is done. Another one may go on in its place."""
         self.gate.leave(ticket)
+        if self.gate.waiting:
+            self._turn_soon()
+
+    def _discount(self, ticket: Ticket) -> None:
+        self.gate.discount(ticket)
         if self.gate.waiting:
             self._turn_soon()
 
@@ -340,7 +407,7 @@ class Door:
             self._turn_soon()  # after a turn without a request, the next request need not wait
 
 
-def _unheard(refused: RefusedEarly | None) -> None:
+def _unheard(said: Verdict) -> None:
     """Do nothing: the caller of `walk_in` gets the result directly."""
 
 

@@ -18,11 +18,11 @@ from ray.exceptions import RayActorError
 from ray_slo.serve.deadlines import (
     ATTEMPT_HEADER,
     CAPACITY_HEADER,
+    NO_PLACE,
     REFUSED_HEADER,
     TimeLimits,
     left_ms,
     positive,
-    slo_class_of,
     spent,
     tightest,
     without,
@@ -33,6 +33,8 @@ from ray_slo.serve.proxy.direct import before_s
 from ray_slo.serve.proxy.door import ProxyDoor
 from ray_slo.serve.proxy.http import TRIES, WAITED_S, Places, lost, slo_in, suspect
 from ray_slo.serve.proxy.modes import has_haproxy_of_ours
+from ray_slo.serve.proxy.places import Place, place_of_call
+from ray_slo.serve.ray_private.addresses import Routes
 from ray_slo.serve.ray_private.grpc_server import Handle
 from ray_slo.serve.suspects import is_suspect, new_attempt
 
@@ -124,7 +126,6 @@ class _Call:
 
     Attributes:
         arrival: `time.monotonic()` seconds.
-        place: the application, the model and the SLO class that it names.
         budget_s: time from the call's arrival to the client's deadline, in seconds. None: the
             client has none.
         slo_s: the model's SLO in seconds, if the client has no deadline and the SLO is known.
@@ -134,7 +135,7 @@ class _Call:
     request: Any
     context: Any
     arrival: float
-    place: tuple[str | None, str, str]
+    place: Place
     budget_s: float | None
     slo_s: float | None
     attempt: str = ""
@@ -146,10 +147,12 @@ class Failover:
 
     Args:
         door: the door; default: a new one.
+        routes: Serve's applications; default: they are not known.
     """
 
-    def __init__(self, door: ProxyDoor | None = None) -> None:
-        self._ours = Places()  # by application, model and SLO class
+    def __init__(self, door: ProxyDoor | None = None, routes: Routes | None = None) -> None:
+        self._ours = Places()
+        self._routes = routes or Routes(None)
         self._door = door or ProxyDoor()
 
     async def __call__(self, handle: Handle, request: Any, context: Any) -> Any:
@@ -178,8 +181,11 @@ class Failover:
         metadata = context.invocation_metadata() or ()
         came_before_s = before_s(dict(metadata))
         is_infer = isinstance(request, InferRequest)
-        model, slo_class = request.model if is_infer else "", slo_class_of(metadata)
-        place = (dict(metadata).get("application"), model, slo_class)
+        application, model = (
+            dict(metadata).get("application", ""),
+            request.model if is_infer else "",
+        )
+        place = place_of_call(self._routes, application, model, metadata)
         limits = TimeLimits(metadata, proxied=False)
         own_s = limits.own_s()
         if is_infer and request.HasField("latency_slo_ms"):
@@ -214,7 +220,8 @@ class Failover:
                 took_s = time.monotonic() - let_in if answer else None
                 inside_s = None if reply is None else reply.latency_ms / 1e3
                 self._door.heard(place, said, took_s, inside_s)
-                self._ours.answered(place, slo_in(said))
+                if said != NO_PLACE:
+                    self._ours.answered(place, slo_in(said))
             if not attempt.died:
                 attempt.settle()
                 return answer
@@ -233,7 +240,7 @@ class _Question:
 
     def __init__(self, handle: Handle, call: _Call) -> None:
         self._handle = handle
-        self._model = call.place[1]
+        self._model = call.place.name
         self._attempt = Attempt(call.context, 0.0)
 
     async def slo_s(self) -> float | None:

@@ -10,7 +10,7 @@ The added rules:
   head of a request must arrive within 10 s.
 * HAProxy's errors have the status, reason and JSON body of ray-slo's errors. Over gRPC, they have
   the form of gRPC.
-* At paths where a frontend of ray-slo has answered,
+* Where a frontend of ray-slo has answered (`haproxy_rules` says what counts as one place),
     - small bodies are read here, until half a second after the request's deadline, so that a
       slow client does not occupy a frontend;
     - a request whose frontend dies goes to another, if its body fits in HAProxy's buffer

@@ -5,6 +5,10 @@ A request has variables `txn.slo_…`. Three of them come from the frontends of 
 the requests per second that the workers and the frontends can serve, `ms` the SLO in milliseconds,
 and `most` the number of requests that the frontends keep. `left` is the request's time in
 milliseconds.
+
+Clients can write one path in many ways, and make up paths and classes. So a request is counted by
+its place, which is its backend, its path in one form, and its class. A place has an entry only if a
+frontend has confirmed it. All requests of an application to other places are counted together.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from ray_slo.serve.deadlines import (
     CLASS_HEADER,
     KNOWN_HEADER,
     LATENCY_HEADER,
+    NO_PLACE,
     PROXIED_HEADER,
     REFUSED_HEADER,
     TIMEOUT_HEADER,
@@ -30,25 +35,30 @@ _GRACE_MS = 900  # frontends have answered this long after the deadline
 _FEW = 64  # this many requests always pass; as in `gate`
 _SLACK = 2  # requests that pass, as a multiple of what the workers can serve; as in `gate`
 _LONG = 2  # from this multiple of the model's SLO on, a request's time is long
-_PATHS = "rayslo_paths"  # table of the facts in a path's answers
+_PLACES = "rayslo_places"  # table of the facts in a place's answers
+_APPS = "rayslo_apps"  # table of the backends of applications of ray-slo
 _INSIDE = "rayslo_inside"  # table of requests in progress, by path and kind
-_PATHS_KEPT = 1024
+_PLACES_KEPT, _KEPT = 1024, "1d"  # largest number of places, and how long after their last use
+_APP_KEPT = "60s"  # as in `door`
 _LATE_MS = 500  # time for a body after its request's deadline; as in `frontend.http`
 _BODY_MS = (500, 1000, 2000, 5000, 10_000, 60_000)  # possible time limits of a body in HAProxy
 _HEAD_BYTES = 8192  # bytes of a buffer that the head and HAProxy itself need
 
 _SET = "http-request set-var"
 _KNOWN = "{ var(txn.slo_rate) -m int gt 0 }"  # an application of ray-slo with a known capacity
-_OURS = "{ var(txn.slo_ms) -m int gt 0 }"  # an application of ray-slo
+_OURS = "{ var(txn.slo_ms) -m int gt 0 }"  # a place at an application of ray-slo
+_CONFIRMED = f"{{ res.hdr({CAPACITY_HEADER}) -m sub ; }}"  # by the frontend that answers
 
 
 def tables() -> str:
-    """Return the sections with the tables of paths, and of requests in progress."""
-    return (
-        f"\nbackend {_PATHS}\n"
-        f"    stick-table type string len 256 size {_PATHS_KEPT} store gpt(3),gpc0\n"
-        f"backend {_INSIDE}\n"
-        f"    stick-table type string len 260 size {4 * _PATHS_KEPT} store conn_cur\n"
+    """Return the sections with the tables of places, applications, and requests in progress."""
+    tables = {
+        _PLACES: f"len 512 size {_PLACES_KEPT} expire {_KEPT} store gpt(3),gpc0",
+        _APPS: f"len 256 size {_PLACES_KEPT} expire {_APP_KEPT} store gpc0",
+        _INSIDE: f"len 512 size {4 * _PLACES_KEPT} expire {_KEPT} store conn_cur",
+    }
+    return "".join(
+        f"\nbackend {name}\n    stick-table type string {table}\n" for name, table in tables.items()
     )
 
 
@@ -92,11 +102,17 @@ def of_backend(buffer_bytes: int, wait_s: float) -> Iterator[str]:
     yield f"http-request disable-l7-retry unless {_OURS}"
     yield from _small_bodies(buffer_bytes - _HEAD_BYTES)
     yield from _door()
+    yield from _strangers()
+    is_counted = "{ var(txn.slo_key) -m found }"
+    yield f"http-request track-sc0 var(txn.slo_key) table {_INSIDE} if {is_counted}"
+    yield f"http-response track-sc1 var(txn.slo_place) table {_PLACES} if {_CONFIRMED}"
     for i in range(3):
         yield (
             f"http-response sc-set-gpt({i},1) res.hdr({CAPACITY_HEADER}),field({i + 1},;),mul(1) "
-            f"if {{ res.hdr({CAPACITY_HEADER}) -m found }}"
+            f"if {_CONFIRMED}"
         )
+    is_ours = f"if {_CONFIRMED} or {{ res.hdr({CAPACITY_HEADER}) -m str {NO_PLACE} }}"
+    yield f"http-response track-sc2 var(txn.slo_app) table {_APPS} {is_ours}"
     yield f"http-response del-header {CAPACITY_HEADER}"
 
 
@@ -116,11 +132,15 @@ def _again() -> Iterator[str]:
 
 def _what_is_known() -> Iterator[str]:
     """Read the facts of a path, and of an SLO class there."""
-    yield f"{_SET}(txn.slo_class) req.hdr({CLASS_HEADER})"
-    yield f"{_SET}(txn.slo_place) path,concat(@,txn.slo_class)"
-    yield f"http-request track-sc1 var(txn.slo_place) table {_PATHS}"
+    yield f"{_SET}(txn.slo_app) be_name"
+    yield f"{_SET}(txn.slo_class) req.fhdr({CLASS_HEADER})"
+    # As frontends read it: decoded, and slashes at its end or side by side mean nothing.
+    yield f"{_SET}(txn.slo_name) path,url_dec,regsub('/+','/',g),regsub('/$','')"
+    yield f"{_SET}(txn.slo_path) var(txn.slo_app),concat(,txn.slo_name)"
+    yield f"{_SET}(txn.slo_place) var(txn.slo_path),concat(@,txn.slo_class)"
     for i, name in enumerate(("rate", "ms", "most")):
-        yield f"{_SET}(txn.slo_{name}) var(txn.slo_place),table_gpt({i},{_PATHS})"
+        yield f"{_SET}(txn.slo_{name}) var(txn.slo_place),table_gpt({i},{_PLACES})"
+    yield f"http-request track-sc1 var(txn.slo_place) table {_PLACES} if {_OURS}"
 
 
 def _time(wait_s: float) -> Iterator[str]:
@@ -183,7 +203,7 @@ def _door() -> Iterator[str]:
     yield f"{_SET}(txn.slo_limit) int({_FEW}) if {{ var(txn.slo_limit) -m int lt {_FEW} }}"
     yield f"{_SET}(txn.slo_spare) var(txn.slo_most),sub(txn.slo_limit)"
     yield f"{_SET}(txn.slo_limit) var(txn.slo_most) if {{ var(txn.slo_spare) -m int lt 0 }}"
-    yield f"{_SET}(txn.slo_key) path,concat(:,txn.slo_kind)"
+    yield f"{_SET}(txn.slo_key) var(txn.slo_path),concat(:,txn.slo_kind) if {_OURS}"
     yield f"{_SET}(txn.slo_ahead) var(txn.slo_key),table_conn_cur({_INSIDE})"
     yield f"{_SET}(txn.slo_over) var(txn.slo_ahead),sub(txn.slo_limit)"
     yield f"{_SET}(txn.slo_again) var(txn.slo_ahead),div(txn.slo_rate),add(1)"
@@ -192,9 +212,24 @@ def _door() -> Iterator[str]:
         f"http-request return status 503 content-type application/json lf-string '{body}' "
         f"hdr retry-after %[var(txn.slo_again)] if {refused}"
     )
-    yield f"{_SET}(txn.slo_refused) sc1_clr_gpc0"
+    yield f"{_SET}(txn.slo_refused) sc1_clr_gpc0 if {_OURS}"
     yield (
         f"http-request set-header {REFUSED_HEADER} %[var(txn.slo_refused)] "
         "if { var(txn.slo_refused) -m int gt 0 }"
     )
-    yield f"http-request track-sc0 var(txn.slo_key) table {_INSIDE}"
+
+
+def _strangers() -> Iterator[str]:
+    """Refuse requests of an application to places that it has not confirmed, beyond a few."""
+    body = (
+        '{"error": "RefusedEarly", "reason": "queue_full", "message": '
+        f'"{_FEW} requests for models, classes or paths that have not been answered yet are on '
+        'their way", "retry_after_s": 1}'
+    )
+    is_strange = f"{{ var(txn.slo_app),in_table({_APPS}) }} !{_OURS}"
+    yield f"{_SET}(txn.slo_key) var(txn.slo_app),concat(:strange) if {is_strange}"
+    yield f"{_SET}(txn.slo_strange) var(txn.slo_key),table_conn_cur({_INSIDE}) if {is_strange}"
+    yield (
+        f"http-request return status 503 content-type application/json string '{body}' "
+        f"hdr retry-after 1 if {{ var(txn.slo_strange) -m int ge {_FEW} }}"
+    )

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ray_slo.core.environment import FRONTEND_WAIT_S
@@ -29,16 +29,18 @@ from ray_slo.serve.deadlines import (
     CAPACITY_HEADER,
     CLASS_HEADER,
     KNOWN_HEADER,
+    NO_PLACE,
     TIMEOUT_HEADER,
     WHOLE_HEADER,
     TimeLimits,
     positive,
-    slo_class_of,
     spent,
     without,
 )
 from ray_slo.serve.errors import Expired, FrontendLost, SLOError, http_response
 from ray_slo.serve.proxy.modes import has_haproxy_of_ours
+from ray_slo.serve.proxy.places import Place, place_of
+from ray_slo.serve.ray_private.addresses import Routes
 from ray_slo.serve.ray_private.http_head import ARRIVAL
 from ray_slo.serve.suspects import is_suspect, new_attempt
 
@@ -61,18 +63,17 @@ _UNAVAILABLE = b" is unavailable because it failed to deploy"
 
 
 class Places:
-    """Places (such as paths) where applications of ray-slo have answered, and the time to wait
-    there."""
+    """Places where applications of ray-slo have answered, and the time to wait there."""
 
     def __init__(self) -> None:
         self._wait_s = FRONTEND_WAIT_S.read()
-        self._slo_s: Recent[Hashable, float | None] = Recent(_PLACES_KEPT)
-        self._asking: dict[Hashable, asyncio.Future[Any]] = {}
+        self._slo_s: Recent[Place, float | None] = Recent(_PLACES_KEPT)
+        self._asking: dict[Place, asyncio.Future[Any]] = {}
 
-    def __contains__(self, place: Hashable) -> bool:
+    def __contains__(self, place: Place) -> bool:
         return place in self._slo_s
 
-    def answered(self, place: Hashable, slo_s: float | None) -> None:
+    def answered(self, place: Place, slo_s: float | None) -> None:
         """Note that an application of ray-slo answered there.
 
         Args:
@@ -81,11 +82,11 @@ class Places:
         known = self._slo_s.get(place)
         self._slo_s[place] = known if slo_s is None else slo_s
 
-    def slo_s(self, place: Hashable) -> float | None:
+    def slo_s(self, place: Place) -> float | None:
         """Return the model's SLO in seconds, if it is known."""
         return self._slo_s.get(place)
 
-    def limit_s(self, place: Hashable, budget_s: float | None) -> float | None:
+    def limit_s(self, place: Place, budget_s: float | None) -> float | None:
         """Return the longest wait for a request's answer, in seconds. None: no limit.
 
         Args:
@@ -97,7 +98,7 @@ class Places:
         return None if slo_s is None else slo_s + _GRACE_S
 
     def silent(
-        self, place: Hashable, limit_s: float, ask: Callable[[], Awaitable[float | None]]
+        self, place: Place, limit_s: float, ask: Callable[[], Awaitable[float | None]]
     ) -> SLOError:
         """Return the error for a request without an answer in this time. If the place is known, ask
         for its SLO: a longer one would never be heard of otherwise.
@@ -110,7 +111,7 @@ class Places:
             self._asking[place] = asyncio.ensure_future(self._asked(place, ask))
         return Expired(f"no frontend answered within {limit_s:.4g} s")
 
-    async def _asked(self, place: Hashable, ask: Callable[[], Awaitable[float | None]]) -> None:
+    async def _asked(self, place: Place, ask: Callable[[], Awaitable[float | None]]) -> None:
         try:
             slo_s = await asyncio.wait_for(ask(), self._wait_s)
             if slo_s is not None:
@@ -151,16 +152,15 @@ class FailoverMiddleware:
 
     def __init__(self, app: Any) -> None:
         self._app = app
-        self._ours = (
-            Places()
-        )  # by path and SLO class; requests of other applications must not be repeated
+        self._ours = Places()  # requests of other applications must not be repeated
+        self._routes = Routes(app)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers = without(scope["headers"], "failover")
-        place = (scope["path"], slo_class_of(headers))
+        place = place_of(self._routes, scope)
         if has_haproxy_of_ours() and (known_ms := positive(dict(scope["headers"]).get(_KNOWN))):
             self._ours.answered(place, known_ms / 1e3)
         budget_s = TimeLimits(headers).named_s()
@@ -186,7 +186,7 @@ class FailoverMiddleware:
                 told.append((_ATTEMPT, attempt.encode()))
             again = {**scope, "headers": told}
             await self._app(again, exchange.receive, exchange.send)
-            if exchange.ours:
+            if exchange.ours and not exchange.is_nowhere:
                 self._ours.answered(place, exchange.slo_s)
             if exchange.started or exchange.client_left:
                 return
@@ -226,7 +226,7 @@ class _Exchange:
         self._replayed = 0
         self._held: Any = None  # the start of an answer without its body
         self._muted = False
-        self.client_left = self.started = self.ours = self.replaced = False
+        self.client_left = self.started = self.ours = self.replaced = self.is_nowhere = False
         self.slo_s: float | None = None
 
     def again(self) -> None:
@@ -260,6 +260,7 @@ class _Exchange:
             self.ours = any(name.startswith(b"x-slo-") for name in headers)
             said = headers.get(_CAPACITY)
             self.slo_s = None if said is None else slo_in(said.decode())
+            self.is_nowhere = said == NO_PLACE.encode()
             if message["status"] == 408 and self.timed_out:  # otherwise the application sent it
                 self._muted = True
             elif b"content-length" in headers or (

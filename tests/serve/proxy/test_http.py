@@ -11,6 +11,7 @@ from ray_slo.core.environment import FRONTEND_WAIT_S
 from ray_slo.serve.deadlines import KNOWN_HEADER, TimeLimits
 from ray_slo.serve.proxy import http as failover
 from ray_slo.serve.proxy.http import FailoverMiddleware, Places
+from ray_slo.serve.proxy.places import Place
 from ray_slo.serve.ray_private.http_head import ARRIVAL
 from tests.serve import clock
 
@@ -216,7 +217,7 @@ def test_a_longer_slo_is_heard_of_also_if_no_answer_comes_within_the_old_one():
         named = [(k.encode(), v.encode()) for k, v in headers]
         return {"type": "http", "method": "POST", "path": "/m", "headers": named}, receive, send
 
-    middleware._ours.answered(("/m", "gold"), 0.25)
+    middleware._ours.answered(Place("", "m", "gold"), 0.25)
     clock.run(burst())
     asked = proxy.headers[4]  # once for all three
     assert (asked["x-slo-class"], asked["x-slo-body-whole"]) == ("gold", "1")
