@@ -104,7 +104,9 @@ class Frontend:
         self._intake = Intake(
             spec, around, self._hooks, self._workers.capacity_of, self._service.turned_away
         )
-        self._page = StatusPage(around.app, self.slo_status) if spec.status_page else None
+        self._page = None
+        if spec.status_page:
+            self._page = StatusPage(around.app, self.slo_status, spec.status_hosts)
         await self._workers.begin()
         answer_with(self.answer_http)
         self._spawn(self._refresh())
