@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_slo.core.documents import load_arrays
+from ray_slo.core.files import whole
 from ray_slo.core.names import import_attr
 from ray_slo.core.text import type_in_words
 
@@ -213,9 +214,9 @@ class Recorded:
             "payload_digest": self.payload_digest,
             "about": self.about,
         }
-        np.savez_compressed(
-            path, times_s=self.times_s, payload=self.payload, header=np.array(json.dumps(header))
-        )
+        text = np.array(json.dumps(header))
+        with whole(path) as half, half.open("wb") as file:
+            np.savez_compressed(file, times_s=self.times_s, payload=self.payload, header=text)
 
     @classmethod
     def load(cls, path: str | Path) -> Recorded:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from ray_slo.core.cluster import Cluster
 from ray_slo.core.decisions import Decision
+from ray_slo.core.files import whole
 from ray_slo.core.policy import Policy, PolicyWrapper
 from ray_slo.core.requests import BatchOutcome, Request, WorkerId
 from ray_slo.core.text import quoted
@@ -254,13 +255,12 @@ def write_file(
 
     about = {"format": kind.format, "scheduler": scheduler, "sequence": sequence}
     table = table.replace_schema_metadata({_METADATA: json.dumps(about).encode()})
-    half = path.with_suffix(".tmp")
     # Times do not repeat, and numbers mostly count up. These encodings give two thirds of the size
     # in a third of the time.
     texts = [name for name, type_ in kind.columns.items() if type_ == "string"]
     counts = [name for name, type_ in kind.columns.items() if type_.startswith("int")]
     lists = [f"{n}.list.element" for n, type_ in kind.columns.items() if type_ == "list<int64>"]
-    try:
+    with whole(path) as half:
         pq.write_table(
             table,
             half,
@@ -268,11 +268,6 @@ def write_file(
             use_dictionary=texts,
             column_encoding=dict.fromkeys([*counts, *lists], "DELTA_BINARY_PACKED"),
         )
-        half.replace(path)
-    except BaseException:
-        with suppress(OSError):  # a full disk has no room for half a file
-            half.unlink()
-        raise
     return path.stat().st_size
 
 

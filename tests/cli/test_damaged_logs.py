@@ -213,22 +213,3 @@ def test_a_lost_row_may_have_told_of_the_worker(log, tmp_path):
     (code, _), (replayed, text), _ = told(file)
     assert (code, replayed) == (0, 2)
     assert "12 rows were not kept" in text
-
-
-def test_a_full_disk_leaves_no_half_page(log, tmp_path, monkeypatch):
-    from pathlib import Path
-
-    file, out = copied(log, tmp_path), tmp_path / "page.html"
-    out.write_text("the page before")
-    write_text = Path.write_text
-
-    def full(path, text, **options):
-        write_text(path, text[:100], **options)
-        raise OSError(28, "No space left on device", str(path))
-
-    monkeypatch.setattr(Path, "write_text", full)
-    shown = CliRunner().invoke(app, ["report", str(file), "--out", str(out)])
-    assert shown.exit_code == 2
-    assert "No space left on device" in shown.output
-    assert out.read_text() == "the page before"
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["log", "page.html"]

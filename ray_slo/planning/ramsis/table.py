@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_slo.core.documents import load_arrays
+from ray_slo.core.files import whole
 
 FORMAT = "ray-slo/ramsis-tables/1"
 DROP = ""  # `lookup` returns this variant if requests are to be dropped
@@ -220,7 +221,7 @@ class PolicySet:
             ],
         }
         occupancy = np.stack([t.occupancy for t in self.tables])
-        with Path(path).open("wb") as file:
+        with whole(path) as half, half.open("wb") as file:
             np.savez_compressed(
                 file,
                 header=np.array(json.dumps(header)),
