@@ -314,6 +314,8 @@ def damaged(path: Path, where: Callable[[], str] = str) -> Iterator[None]:
     """
     try:
         yield
+    except RecursionError:
+        raise ValueError(f"{path}: {where()}it is nested too deeply") from None
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         said = str(error)
         if str(path) in said:

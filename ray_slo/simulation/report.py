@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ray_slo.core.documents import load_arrays
+from ray_slo.core.documents import load_columns, naming
 from ray_slo.core.files import whole, write_text
 from ray_slo.simulation import report_plots
+from ray_slo.simulation.file_check import NEEDED, Meta, check
 from ray_slo.simulation.frames import EPSILON_S, FINISHED, Array, Bools, Frames, frame, named
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 OUTCOMES = ("good", "late", "dropped", "pending")
 _GOOD, _LATE, _DROPPED, _PENDING = range(4)
 _FORMAT = "ray-slo/report/1"
+_WHAT = "a report file"
 _PERCENTILES = (50, 95, 99)
 _GANTT_BATCHES = 400
 
@@ -324,15 +326,11 @@ class Report(Frames):
             FileNotFoundError: no such file.
             ValueError: not a report, or of another format version.
         """
-        try:
-            columns = load_arrays(path, "a report file", "meta")
-            meta = dict(json.loads(str(columns.pop("meta"))))
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path}: not a report file: {error}") from None
-        if (found := meta.pop("format", None)) != _FORMAT:
-            raise ValueError(f"{path}: format must be {_FORMAT!r}, got {found!r}")
+        meta, columns = load_columns(path, _WHAT, _FORMAT, "meta", Meta, *NEEDED)
+        with naming(path, _WHAT):
+            check(meta, columns)
         return cls(
-            meta,
+            meta.model_dump(exclude={"format"}),
             {k[2:]: v for k, v in columns.items() if k.startswith("r.")},
             {k[2:]: v for k, v in columns.items() if k.startswith("b.")},
         )
