@@ -31,6 +31,8 @@ FORMAT = "ray-slo/decision-log/1"
 SUFFIX = ".decisions.parquet"
 _METADATA = b"ray_slo"
 _NEWER = ("task",)  # columns that older logs do not have
+# A small file may say that it has any number of these.
+_MOST_VALUES, _MOST_BYTES = 500_000_000, 2**32
 _LONGEST_S = 1e12  # longer than any clock runs
 LAST_WALL_S = 2e11  # the year 8307; dates end with 9999
 
@@ -151,10 +153,14 @@ class Start:
             ("policy", start.policy, str | None),
             ("kwargs", start.kwargs, dict | None),
             ("about.models", models, list),
+            ("about.application", start.about_of("application"), str | None),
+            ("about.clock", start.about_of("clock"), str | None),
             ("about.wall_at", wall_at, int | float),
         ):
             if not isinstance(value, kinds):
                 raise ValueError(f"{name} of a start cannot be {quoted(value)}")
+        if not all(isinstance(name, str) for name in models):
+            raise ValueError(f"about.models of a start must be names, got {quoted(models)}")
         as_time("about.wall_at", wall_at, LAST_WALL_S)
         return start
 
@@ -276,14 +282,27 @@ def file_name(scheduler: str, sequence: int, kind: Table = DECISIONS) -> str:
     return f"{scheduler}-{sequence:06d}{kind.suffix}"
 
 
-def about_file(path: Path, schema: Any, kind: Table = DECISIONS) -> dict[str, Any]:
+def about_file(path: Path, file: Any, kind: Table = DECISIONS) -> dict[str, Any]:
     """Return the writer of a file (`scheduler`) and the file's number (`sequence`).
 
+    Args:
+        file: the file, opened by Arrow.
+
     Raises:
-        ValueError: the file is of another kind, or a column is missing or of another type.
+        ValueError: the file is of another kind or too large, or a column is missing or of another
+            type.
     """
     about: dict[str, Any]
+    schema, size = file.schema_arrow, file.metadata
     with damaged(path):
+        groups = [size.row_group(i) for i in range(size.num_row_groups)]
+        values = sum(g.column(i).num_values for g in groups for i in range(g.num_columns))
+        for what, number, most in (
+            ("values", max(values, size.num_rows), _MOST_VALUES),
+            ("bytes", sum(group.total_byte_size for group in groups), _MOST_BYTES),
+        ):
+            if not 0 <= number <= most:
+                raise ValueError(f"it has {number} {what}, at most {most} are read from a file")
         about = json.loads((schema.metadata or {}).get(_METADATA, b"{}"))
         found = about.get("format") if isinstance(about, dict) else about
         if found != kind.format:

@@ -24,6 +24,7 @@ from typing import Any
 
 from ray_slo.core.environment import FRONTEND_WAIT_S
 from ray_slo.core.recent import Recent
+from ray_slo.core.seldom import Seldom
 from ray_slo.serve.deadlines import (
     ATTEMPT_HEADER,
     CAPACITY_HEADER,
@@ -43,6 +44,7 @@ from ray_slo.serve.ray_private.http_head import ARRIVAL
 from ray_slo.serve.suspects import is_suspect, new_attempt
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom())
 
 TRIES = 3
 # Frontends have answered this long after the deadline. So a caller gets the answer within a second.
