@@ -147,3 +147,36 @@ def test_a_node_has_serves_ports_unless_they_are_taken(monkeypatch):
     assert int(chosen[stats]) >= 20_000
     assert metrics not in chosen  # Serve's own
     assert modes.variables({}).keys() >= {stats, metrics}
+
+
+def test_a_cluster_has_a_secret_of_its_own(monkeypatch, tmp_path):
+    first, second = {}, {}
+    modes.enter(first)
+    modes.enter(second)
+    assert first[MARK.name] != second[MARK.name]
+    assert MARK.read(first) and MARK.read(second)
+    mine = {MARK.name: "my-own-secret-0123"}
+    modes.enter(mine)
+    assert mine[MARK.name] == "my-own-secret-0123"
+    # The nodes of a cluster share Ray's token.
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    assert MARK.name not in modes.variables({}, local=False)
+    (tmp_path / "token").write_text("token\n")
+    made = modes.variables({}, local=False)[MARK.name]
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "token")
+    assert modes.variables({}, local=False)[MARK.name] == made
+    assert "token" not in made
+
+
+def test_who_is_believed(monkeypatch):
+    monkeypatch.setenv(modes.HAPROXY_ENV, "1")
+    monkeypatch.setenv(modes.BINARY_ENV, f"/x/{modes.COMMAND}")
+    monkeypatch.delenv(MARK.name, raising=False)
+    assert modes.believes("") and modes.believes(b"any")  # nothing to check
+    monkeypatch.setenv(MARK.name, "0123456789abcdef")
+    for said, is_believed in (("0123456789abcdef", True), ("", False), ("0123456789abcde", False)):
+        assert modes.believes(said) is modes.believes(said.encode()) is is_believed
+    assert not modes.believes("\udcff")
+    monkeypatch.setenv(modes.BINARY_ENV, "/x/haproxy")
+    assert not modes.believes("0123456789abcdef")
