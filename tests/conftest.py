@@ -3,11 +3,14 @@ environment variables that choose weights are not set."""
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from ray_slo.core.seldom import Seldom
 
 settings.register_profile(
     "any machine",
@@ -19,6 +22,15 @@ settings.load_profile("any machine")
 
 
 os.environ.pop("RAY_SLO_WEIGHTS", None)
+
+
+@pytest.fixture(autouse=True)
+def _every_line_is_new():
+    """Or a line that an earlier test caused would be held back."""
+    for logger in list(logging.Logger.manager.loggerDict.values()):
+        for held in getattr(logger, "filters", ()):
+            if isinstance(held, Seldom):
+                held.forget()
 
 
 @pytest.fixture

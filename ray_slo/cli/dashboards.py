@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ray_slo.cli._output import positive, will_fill
+from ray_slo.core.files import write_text
 
 
 def register(app: typer.Typer) -> None:
@@ -37,5 +38,5 @@ def dashboards(
     }
     will_fill("--out", out)
     for name, text in files.items():
-        (out / name).write_text(text if text.endswith("\n") else f"{text}\n", encoding="utf-8")
+        write_text(out / name, text if text.endswith("\n") else f"{text}\n")
         typer.echo(out / name)

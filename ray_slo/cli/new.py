@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ray_slo.cli._output import positive
+from ray_slo.core.files import write_text
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
@@ -51,6 +52,6 @@ def new(
     folder.mkdir(parents=True, exist_ok=True)
     for template in templates.list_templates():
         path = folder / template.removesuffix(".j2")
-        path.write_text(templates.get_template(template).render(told), encoding="utf-8")
+        write_text(path, templates.get_template(template).render(told))
         typer.echo(path)
     typer.echo(f"\nnext: cd {folder} && pip install pytest && pytest && serve run config.yaml")

@@ -9,6 +9,7 @@ import typer
 
 from ray_slo.cli._output import PICTURES, percent, positive, print_json, will_write
 from ray_slo.cli.solve import loads_table, summary
+from ray_slo.core.files import whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,7 +55,8 @@ def show(
     chosen = [tables.covering(rate) for tables in sets]
     difference = _difference(chosen[0], chosen[1]) if len(chosen) > 1 else None
     if plot:
-        _figure(paths, sets, chosen).savefig(plot, dpi=120)
+        with whole(plot) as half:
+            _figure(paths, sets, chosen).savefig(half, dpi=120, format=plot.suffix[1:])
     if as_json:
         print_json(
             {

@@ -21,6 +21,7 @@ from ray_slo.cli._output import (
     will_write,
 )
 from ray_slo.core.explain import placed
+from ray_slo.core.files import whole
 from ray_slo.core.names import listed
 from ray_slo.core.text import quoted
 
@@ -209,13 +210,15 @@ def _measure(targets: Mapping[str, Target], settings: _Settings) -> _Measured:
 def _plot(found: _Measured, path: Path) -> list[Path]:
     """Draw the profiles to `path`, and the preemption measurements to a file beside it. Return the
     files."""
-    plot_profiles(found.profiles, found.samples).savefig(path)
+    with whole(path) as half:
+        plot_profiles(found.profiles, found.samples).savefig(half, format=path.suffix[1:])
     if not found.stops:
         return [path]
     from ray_slo.models.preemption_profile import plot_preemption
 
     beside = path.with_stem(f"{path.stem}-preemption")
-    plot_preemption(found.stops).savefig(beside)
+    with whole(beside) as half:
+        plot_preemption(found.stops).savefig(half, format=path.suffix[1:])
     return [path, beside]
 
 

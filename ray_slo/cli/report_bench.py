@@ -5,19 +5,31 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
 
 from ray_slo.cli._output import number, percent
 from ray_slo.cli.report_html import Details, Table
 from ray_slo.cli.report_source import MOST_REQUESTS, WORST, Source, down, outcomes, rounded
+from ray_slo.core.documents import Column, SloMs, check_arrays, naming
+from ray_slo.core.explain import validated
+from ray_slo.core.text import quoted
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_NEEDED = {"intended_s", "sent_s", "latency_s", "measured", "status"}
+_NUMBERS = {
+    "intended_s": Column(),
+    **dict.fromkeys(("sent_s", "latency_s", "queue_s", "exec_s"), Column(may_miss=True)),
+    "accuracy": Column(may_miss=True),
+    "batch_size": Column(0, 2**31, may_miss=True),
+}
 
 
 def of_bench(folder: Path) -> Source:
@@ -26,16 +38,10 @@ def of_bench(folder: Path) -> Source:
     Raises:
         ValueError: its files are not those of a bench run.
     """
-    import pandas as pd
-
-    try:
-        frame = pd.read_csv(folder / "requests.csv")
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        slo_ms, measured = float(summary["slo_ms"]), frame["measured"].to_numpy(dtype=bool)
-        facts, notes = _facts(summary, slo_ms), list(summary["warnings"])
-        data = _columns(frame, slo_ms, measured)
-    except (KeyError, ValueError) as error:
-        raise ValueError(f"{folder}: not a bench run: {error}") from None
+    summary, frame = _summary(folder / "summary.json"), _requests(folder / "requests.csv")
+    slo_ms, measured = summary.slo_ms, frame["measured"].to_numpy(dtype=bool)
+    facts, notes = _facts(summary, slo_ms), list(summary.warnings)
+    data = _columns(frame, slo_ms, measured)
     if len(frame) > MOST_REQUESTS:
         notes.append(f"Charts show the last {MOST_REQUESTS:,} of {len(frame):,} requests.")
     source = Source("What clients saw", f"bench run {folder}", facts, data, [], notes)
@@ -49,17 +55,69 @@ def of_bench(folder: Path) -> Source:
     return source
 
 
-def _facts(summary: Mapping[str, Any], slo_ms: float) -> list[tuple[str, str]]:
+class _Summary(BaseModel):
+    """What is read of a summary."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    slo_ms: SloMs
+    requests: int
+    offered_rate: float | None
+    goodput: float | None
+    bad_rate: float | None
+    p50_ms: float | None
+    p99_ms: float | None
+    mean_batch: float | None
+    accuracy: float | None
+    warnings: list[str]
+
+
+def _summary(path: Path) -> _Summary:
+    with naming(path, "a bench run"):
+        try:
+            said = json.loads(path.read_text(encoding="utf-8"))
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
+        return validated(_Summary, said)
+
+
+def _requests(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    from ray_slo.load.report import STATUSES
+
+    with naming(path, "a bench run"):
+        frame = pd.read_csv(path)
+        if missing := sorted(_NEEDED - set(frame)):
+            raise ValueError(f"it has no {', '.join(missing)}")
+        if frame["measured"].dtype != bool and len(frame):
+            raise ValueError("measured must be True or False")
+        if wrong := sorted(set(frame["status"].astype(str)) - set(STATUSES)):
+            raise ValueError(f"status must be one of {', '.join(STATUSES)}, got {quoted(wrong[0])}")
+        for name, column in _NUMBERS.items():
+            if name in frame:
+                found = frame[name].to_numpy()
+                if found.dtype.kind not in "iuf":  # all of it may be missing
+                    try:
+                        found = pd.to_numeric(frame[name]).to_numpy(dtype=float)
+                    except (ValueError, TypeError, OverflowError) as error:
+                        raise ValueError(f"{name} must be numbers: {error}") from None
+                check_arrays({name: found}, (len(frame),), **{name: column})
+                frame[name] = found.astype(float)
+        return frame
+
+
+def _facts(summary: _Summary, slo_ms: float) -> list[tuple[str, str]]:
     return [
-        ("requests", f"{summary['requests']:,}"),
+        ("requests", f"{summary.requests:,}"),
         ("SLO", number(slo_ms, suffix=" ms")),
-        ("offered", number(summary["offered_rate"], suffix="/s")),
-        ("goodput", number(summary["goodput"], suffix="/s")),
-        ("violations", percent(summary["bad_rate"])),
-        ("p50", number(summary["p50_ms"], suffix=" ms")),
-        ("p99", number(summary["p99_ms"], suffix=" ms")),
-        ("mean batch", number(summary["mean_batch"])),
-        ("right answers", percent(summary["accuracy"])),
+        ("offered", number(summary.offered_rate, suffix="/s")),
+        ("goodput", number(summary.goodput, suffix="/s")),
+        ("violations", percent(summary.bad_rate)),
+        ("p50", number(summary.p50_ms, suffix=" ms")),
+        ("p99", number(summary.p99_ms, suffix=" ms")),
+        ("mean batch", number(summary.mean_batch)),
+        ("right answers", percent(summary.accuracy)),
     ]
 
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ray_slo.core.files import write_text
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -105,20 +107,14 @@ class Page:
         return environment.get_template("report.html.j2").render(page=self, data=data)
 
     def write(self, path: str | Path) -> Path:
-        """Write the page, and make its folder if needed. Return the path. A disk that is full
-        leaves what was there before, and no half page."""
+        """Write the page, and make its folder if needed. Return the path.
+
+        Raises:
+            OSError: it cannot be written. What was there before is still there.
+        """
         target, text = Path(path), self.render()
         target.parent.mkdir(parents=True, exist_ok=True)
-        if target.exists() and not target.is_file():  # /dev/stdout
-            target.write_text(text, encoding="utf-8")
-            return target
-        half = target.with_name(f"{target.name}.tmp")
-        try:
-            half.write_text(text, encoding="utf-8")
-            half.replace(target)
-        except BaseException:
-            half.unlink(missing_ok=True)
-            raise
+        write_text(target, text)
         return target
 
 

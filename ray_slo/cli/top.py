@@ -68,12 +68,14 @@ def _over_http(url: str, application: str | None) -> Mapping[str, Mapping[str, A
     import httpx
 
     asked = f"{url.rstrip('/')}/-/status"
+    advice = "; the application needs `status_page: true`"
     try:
         answer = httpx.get(asked, timeout=15.0)
+        if answer.status_code == 400:  # it is there, and says why it does not answer
+            advice = ""
+            raise ValueError(str(answer.json()["message"]))
         answer.raise_for_status()
         found = answer.json()
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise ValueError(
-            f"--url: no status at {asked}: {error}; the application needs `status_page: true`"
-        ) from None
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"--url: no status at {asked}: {error}{advice}") from None
     return {application or url: found}

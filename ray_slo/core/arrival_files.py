@@ -33,6 +33,7 @@ _DATE = re.compile(
 )
 _SPACED_DATE = re.compile(r"(\d{4}[-/]\d\d[-/]\d\d) (\d\d:)", re.ASCII)
 _EPOCHS = ((1e17, 1e-9, "ns"), (1e14, 1e-6, "µs"), (1e11, 1e-3, "ms"))  # from these values on
+_LARGEST = 1e19  # of a number; nanoseconds since 1970 are below it
 _ABSOLUTE_S = 1e8  # larger times count from 1970
 
 # Words in the names of columns.
@@ -327,13 +328,13 @@ class _Table:
             self._notes.append("with decimal commas")
 
     def _plain(self, cell: str) -> float:
-        """A finite number that is at least 0.
+        """A number from 0 to `_LARGEST`.
 
         Raises:
             ValueError: it is none.
         """
         plain = cell.replace(",", ".") if self._decimal_comma else cell
-        if not _NUMBER.fullmatch(plain) or not 0 <= (value := float(plain)) < float("inf"):
+        if not _NUMBER.fullmatch(plain) or not 0 <= (value := float(plain)) <= _LARGEST:
             raise ValueError(cell)
         return value
 
@@ -344,7 +345,8 @@ class _Table:
         except ValueError:
             raise _Wrong(
                 line,
-                f"a rate or a number of requests must be a number of at least 0, got {quoted(cell)}"
+                "a rate or a number of requests must be a number of at least 0 and at most "
+                f"{_LARGEST:g}, got {quoted(cell)}"
                 f"{'' if self._names else f'; if the file has other columns, {_WRITE}'}",
             ) from None
 
@@ -355,7 +357,7 @@ class _Table:
         for i, cell in enumerate(cells):
             try:
                 found[i] = _date_ns(cell) if dated else self._plain(cell)
-            except ValueError:
+            except (ValueError, OverflowError):  # 64 bits have nanoseconds until the year 2262
                 raise _Wrong(
                     lines[i],
                     f"{quoted(cell)} is no time; write seconds, or dates like "

@@ -3,9 +3,11 @@ size is bounded. Unknown keys are refused, and so are numbers that are not finit
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_origin
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +18,17 @@ from pydantic import (
     model_validator,
 )
 
-from ray_slo.core.explain import Misplaced
+from ray_slo.core.explain import Misplaced, validated
 from ray_slo.core.hints import parts_of
 from ray_slo.core.names import nearest
 from ray_slo.core.profiles import LatencyProfile, load_profiles
 from ray_slo.core.requests import MAX_LATENCY_MS
 from ray_slo.core.text import quoted, type_in_words
 
+T = TypeVar("T", bound=BaseModel)
+
+MAX_ARRAY_BYTES = 2**31  # of a `.npz` file; a small one may decompress to any size
+MAX_TIME_S = 1e12  # longer than any clock runs
 MAX_BATCH = 100_000  # more is a typing error, and its table would fill the memory
 SloMs = Annotated[float, Field(gt=0, le=MAX_LATENCY_MS)]
 DelayMs = Annotated[float, Field(ge=0, le=MAX_LATENCY_MS)]
@@ -136,6 +142,11 @@ def load_arrays(path: str | Path, what: str, *needed: str) -> dict[str, NDArray[
     """
     try:
         with Path(path).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+            size = sum(member.file_size for member in file.zip.infolist())
+            if size > MAX_ARRAY_BYTES:
+                raise ValueError(
+                    f"its arrays have {size} bytes, at most {MAX_ARRAY_BYTES} are read"
+                )
             found = {name: file[name] for name in file.files}
     except (FileNotFoundError, IsADirectoryError, PermissionError):
         raise
@@ -145,6 +156,95 @@ def load_arrays(path: str | Path, what: str, *needed: str) -> dict[str, NDArray[
     if missing := sorted(set(needed) - set(found)):
         raise ValueError(f"{path}: not {what}: it has no {', '.join(missing)}")
     return found
+
+
+def load_columns(
+    path: str | Path, what: str, form: str, header: str, model: type[T], *needed: str
+) -> tuple[T, dict[str, NDArray[Any]]]:
+    """The header of a `.npz` file of ours, and its other arrays.
+
+    Args:
+        what: as for `load_arrays`.
+        form: the `format` that the header must name.
+        header: name of the array that holds the header, as JSON.
+        model: what the header contains.
+        needed: names of arrays that must be there.
+
+    Raises:
+        OSError: it cannot be opened.
+        ValueError: it is another kind of file, or damaged. The message names the field.
+    """
+    arrays = load_arrays(path, what, header)
+    text = arrays.pop(header)
+    with naming(path, what):
+        if text.ndim or text.dtype.kind != "U":
+            raise ValueError(f"{header} must be a text, got an array of {text.dtype}")
+        try:
+            said = json.loads(str(text))
+        except RecursionError:
+            raise ValueError(f"{header} is nested too deeply") from None
+        if not isinstance(said, dict):
+            raise ValueError(f"{header} must be a mapping, got {type_in_words(said)}")
+        if said.get("format") != form:
+            raise ValueError(f"format must be {form!r}, got {quoted(said.get('format'))}")
+        if missing := sorted(set(needed) - set(arrays)):
+            raise ValueError(f"it has no {', '.join(missing)}")
+        return validated(model, said, header), arrays
+
+
+@contextmanager
+def naming(path: str | Path, what: str) -> Iterator[None]:
+    """Return a context manager that names a file, and what it should be, in a ValueError."""
+    try:
+        yield
+    except ValueError as error:
+        lines = [f"{path}: not {what}: {line}" for line in str(error).split("\n")]
+        raise ValueError("\n".join(lines)) from None
+
+
+class Column(NamedTuple):
+    """The valid values of an array in a file.
+
+    Attributes:
+        least, most: bounds of a value. The default is that of times, in seconds.
+        is_whole: whether values are integers.
+        may_miss: whether a value may be NaN.
+    """
+
+    least: float = -MAX_TIME_S
+    most: float = MAX_TIME_S
+    is_whole: bool = False
+    may_miss: bool = False
+
+
+def check_arrays(
+    arrays: Mapping[str, NDArray[Any]], shape: tuple[int, ...], **wanted: Column
+) -> None:
+    """Check arrays by name. Those that are not there are not checked.
+
+    Args:
+        shape: the shape that all of them must have.
+
+    Raises:
+        ValueError: one has another shape or type, or a value out of bounds.
+    """
+    for name, column in wanted.items():
+        if (found := arrays.get(name)) is None:
+            continue
+        kinds = "iu" if column.is_whole else "iuf"
+        if found.dtype.kind not in kinds:
+            what = "integers" if column.is_whole else "numbers"
+            raise ValueError(f"{name} must be {what}, got {found.dtype}")
+        if found.shape != shape:
+            raise ValueError(f"{name} must have the shape {shape}, got {found.shape}")
+        good = (found >= column.least) & (found <= column.most)
+        if column.may_miss:
+            good |= np.isnan(found)
+        if not good.all():
+            wrong = found[np.unravel_index(int(np.argmin(good)), shape)]
+            raise ValueError(
+                f"{name} must be from {column.least:g} to {column.most:g}, got {wrong}"
+            )
 
 
 def load_yaml(path: str | Path) -> Any:

@@ -97,13 +97,19 @@ FRONTEND_WAIT_S = Variable(
     _seconds,
 )
 GRPC_HOST = Variable("RAY_SLO_GRPC_HOST", "an IP address or a host name", "127.0.0.1", _host)
+MARK = Variable(
+    "RAY_SLO_MARK",
+    "16 to 128 letters, digits, - or _",
+    "",
+    lambda text: text if re.fullmatch(r"[A-Za-z0-9_-]{16,128}", text) else None,
+)
 MAX_BODY_BYTES = Variable(
     "RAY_SLO_MAX_BODY_BYTES",
     f"a whole number of bytes from 1 to {_MOST_BYTES}",
     256 * 2**20,
     _bytes,
 )
-CHECKED: tuple[Variable[Any], ...] = (FAST, FRONTEND_WAIT_S, GRPC_HOST, MAX_BODY_BYTES)
+CHECKED: tuple[Variable[Any], ...] = (FAST, FRONTEND_WAIT_S, GRPC_HOST, MARK, MAX_BODY_BYTES)
 WEIGHTS, CACHE, TRACEBACK = "RAY_SLO_WEIGHTS", "RAY_SLO_CACHE", "RAY_SLO_TRACEBACK"
 NAMES = (*(variable.name for variable in CHECKED), WEIGHTS, CACHE, TRACEBACK)
 

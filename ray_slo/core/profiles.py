@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ray_slo.core.files import write_text
 from ray_slo.core.text import quoted, type_in_words
 
 T = TypeVar("T")
@@ -428,7 +429,7 @@ def save_profiles(
         **metadata,
         "profiles": {name: p.to_json() for name, p in profiles.items()},
     }
-    Path(path).write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(body, indent=1) + "\n")
 
 
 def load_profiles(path: str | Path) -> dict[str, LatencyProfile]:

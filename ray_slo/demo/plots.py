@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ray_slo.core.files import whole
 from ray_slo.demo.extras import Following
 from ray_slo.demo.stream import OverTime, Stretch, starts
 from ray_slo.demo.systems import System
@@ -139,8 +140,10 @@ def save(figure_of: Any, folder: Path, name: str) -> list[Path]:
     paths = [folder / f"{name}.svg", folder / f"{name}.png"]
     with matplotlib.rc_context(ON_PAPER):  # type: ignore[arg-type]
         figure = figure_of()
-        figure.savefig(paths[0], metadata={"Date": None})
-        figure.savefig(paths[1], dpi=150)
+        for path in paths:
+            metadata = {"Date": None} if path.suffix == ".svg" else None
+            with whole(path) as half:
+                figure.savefig(half, dpi=150, metadata=metadata, format=path.suffix[1:])
     return paths
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from ray_slo.core.files import whole, write_text
 from ray_slo.load.workload import Payloads, Recorded
 
 if TYPE_CHECKING:
@@ -187,9 +188,11 @@ class LoadResult:
         out = Path(folder)
         out.mkdir(parents=True, exist_ok=True)
         paths = [out / "requests.csv", out / "summary.json", out / "latency.svg"]
-        self.requests.to_csv(paths[0], index=False)
-        paths[1].write_text(json.dumps(self.summary, indent=1) + "\n", encoding="utf-8")
-        self.plot().savefig(paths[2])
+        with whole(paths[0]) as half:
+            self.requests.to_csv(half, index=False)
+        write_text(paths[1], json.dumps(self.summary, indent=1) + "\n")
+        with whole(paths[2]) as half:
+            self.plot().savefig(half, format="svg")
         return paths
 
     def plot(self) -> Figure:

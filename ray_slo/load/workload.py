@@ -19,12 +19,15 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
 
-from ray_slo.core.documents import load_arrays
+from ray_slo.core.documents import MAX_TIME_S, Column, check_arrays, load_columns, naming
+from ray_slo.core.files import whole
 from ray_slo.core.names import import_attr
 from ray_slo.core.text import type_in_words
 
 _FORMAT = "ray-slo/workload/1"
+_WHAT = "a workload file"
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,18 @@ def _sniff(data: bytes) -> str:
     return "application/octet-stream"
 
 
+class _Header(BaseModel):
+    """The header of a workload file."""
+
+    model_config = ConfigDict(allow_inf_nan=False, strict=True)
+
+    format: str
+    duration_s: float = Field(gt=0, le=MAX_TIME_S)
+    warmup_s: float = Field(ge=0, le=MAX_TIME_S)
+    payload_digest: str
+    about: dict[str, Any]
+
+
 @dataclass(frozen=True)
 class Recorded:
     """The send time and the payload of each request.
@@ -213,9 +228,9 @@ class Recorded:
             "payload_digest": self.payload_digest,
             "about": self.about,
         }
-        np.savez_compressed(
-            path, times_s=self.times_s, payload=self.payload, header=np.array(json.dumps(header))
-        )
+        text = np.array(json.dumps(header))
+        with whole(path) as half, half.open("wb") as file:
+            np.savez_compressed(file, times_s=self.times_s, payload=self.payload, header=text)
 
     @classmethod
     def load(cls, path: str | Path) -> Recorded:
@@ -225,22 +240,20 @@ class Recorded:
             FileNotFoundError: there is no such file.
             ValueError: the file is not a workload file.
         """
-        try:
-            data = load_arrays(path, "a workload file", "header", "times_s", "payload")
-            header = dict(json.loads(str(data["header"])))
-            times, payload = data["times_s"], data["payload"]
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path}: not a workload file: {error}") from None
-        if header.get("format") != _FORMAT:
-            raise ValueError(f"{path}: format must be {_FORMAT!r}, got {header.get('format')!r}")
-        return cls(
-            times,
-            payload,
-            header["duration_s"],
-            header["warmup_s"],
-            header["payload_digest"],
-            header["about"],
-        )
+        needed = ("times_s", "payload")
+        header, data = load_columns(path, _WHAT, _FORMAT, "header", _Header, *needed)
+        times, payload = data["times_s"], data["payload"]
+        with naming(path, _WHAT):
+            check_arrays(data, times.shape[:1], times_s=Column(0))
+            check_arrays(data, times.shape, payload=Column(0, 2**31 - 1, is_whole=True))
+            return cls(
+                times,
+                payload,
+                header.duration_s,
+                header.warmup_s,
+                header.payload_digest,
+                header.about,
+            )
 
     def check(self, payloads: Payloads) -> None:
         """Check that these are the payloads that the workload was recorded for.

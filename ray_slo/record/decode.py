@@ -50,8 +50,8 @@ def _open(path: Path) -> _File:
 
     try:
         with pq.ParquetFile(path) as file:
-            schema, table = file.schema_arrow, file.read(["what", "reason", "detail", "size"])
-        about = about_file(path, schema)
+            about = about_file(path, file)
+            table = file.read(["what", "reason", "detail", "size"])
         marks = pc.is_in(table["what"], value_set=pa.array(["start", "lost"]))
         found = []
         for i in pc.indices_nonzero(marks).to_pylist():

@@ -238,7 +238,7 @@ def read(path: str | Path) -> list[Planner]:
     for file_path in sorted((Path(path) / FOLDER).glob(f"*{PLANS.suffix}")):
         try:
             with pq.ParquetFile(file_path) as file:
-                about = about_file(file_path, file.schema_arrow, PLANS)
+                about = about_file(file_path, file, PLANS)
                 rows = file.read().to_pylist()
             files.append((about["scheduler"], about["sequence"], file_path, rows))
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:

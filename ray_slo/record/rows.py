@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from ray_slo.core.cluster import Cluster
 from ray_slo.core.decisions import Decision
+from ray_slo.core.files import whole
 from ray_slo.core.policy import Policy, PolicyWrapper
 from ray_slo.core.requests import BatchOutcome, Request, WorkerId
 from ray_slo.core.text import quoted
@@ -30,6 +31,8 @@ FORMAT = "ray-slo/decision-log/1"
 SUFFIX = ".decisions.parquet"
 _METADATA = b"ray_slo"
 _NEWER = ("task",)  # columns that older logs do not have
+# A small file may say that it has any number of these.
+_MOST_VALUES, _MOST_BYTES = 500_000_000, 2**32
 _LONGEST_S = 1e12  # longer than any clock runs
 LAST_WALL_S = 2e11  # the year 8307; dates end with 9999
 
@@ -150,10 +153,14 @@ class Start:
             ("policy", start.policy, str | None),
             ("kwargs", start.kwargs, dict | None),
             ("about.models", models, list),
+            ("about.application", start.about_of("application"), str | None),
+            ("about.clock", start.about_of("clock"), str | None),
             ("about.wall_at", wall_at, int | float),
         ):
             if not isinstance(value, kinds):
                 raise ValueError(f"{name} of a start cannot be {quoted(value)}")
+        if not all(isinstance(name, str) for name in models):
+            raise ValueError(f"about.models of a start must be names, got {quoted(models)}")
         as_time("about.wall_at", wall_at, LAST_WALL_S)
         return start
 
@@ -254,13 +261,12 @@ def write_file(
 
     about = {"format": kind.format, "scheduler": scheduler, "sequence": sequence}
     table = table.replace_schema_metadata({_METADATA: json.dumps(about).encode()})
-    half = path.with_suffix(".tmp")
     # Times do not repeat, and numbers mostly count up. These encodings give two thirds of the size
     # in a third of the time.
     texts = [name for name, type_ in kind.columns.items() if type_ == "string"]
     counts = [name for name, type_ in kind.columns.items() if type_.startswith("int")]
     lists = [f"{n}.list.element" for n, type_ in kind.columns.items() if type_ == "list<int64>"]
-    try:
+    with whole(path) as half:
         pq.write_table(
             table,
             half,
@@ -268,11 +274,6 @@ def write_file(
             use_dictionary=texts,
             column_encoding=dict.fromkeys([*counts, *lists], "DELTA_BINARY_PACKED"),
         )
-        half.replace(path)
-    except BaseException:
-        with suppress(OSError):  # a full disk has no room for half a file
-            half.unlink()
-        raise
     return path.stat().st_size
 
 
@@ -281,14 +282,27 @@ def file_name(scheduler: str, sequence: int, kind: Table = DECISIONS) -> str:
     return f"{scheduler}-{sequence:06d}{kind.suffix}"
 
 
-def about_file(path: Path, schema: Any, kind: Table = DECISIONS) -> dict[str, Any]:
+def about_file(path: Path, file: Any, kind: Table = DECISIONS) -> dict[str, Any]:
     """Return the writer of a file (`scheduler`) and the file's number (`sequence`).
 
+    Args:
+        file: the file, opened by Arrow.
+
     Raises:
-        ValueError: the file is of another kind, or a column is missing or of another type.
+        ValueError: the file is of another kind or too large, or a column is missing or of another
+            type.
     """
     about: dict[str, Any]
+    schema, size = file.schema_arrow, file.metadata
     with damaged(path):
+        groups = [size.row_group(i) for i in range(size.num_row_groups)]
+        values = sum(g.column(i).num_values for g in groups for i in range(g.num_columns))
+        for what, number, most in (
+            ("values", max(values, size.num_rows), _MOST_VALUES),
+            ("bytes", sum(group.total_byte_size for group in groups), _MOST_BYTES),
+        ):
+            if not 0 <= number <= most:
+                raise ValueError(f"it has {number} {what}, at most {most} are read from a file")
         about = json.loads((schema.metadata or {}).get(_METADATA, b"{}"))
         found = about.get("format") if isinstance(about, dict) else about
         if found != kind.format:
@@ -319,6 +333,8 @@ def damaged(path: Path, where: Callable[[], str] = str) -> Iterator[None]:
     """
     try:
         yield
+    except RecursionError:
+        raise ValueError(f"{path}: {where()}it is nested too deeply") from None
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         said = str(error)
         if str(path) in said:

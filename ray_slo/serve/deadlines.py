@@ -48,6 +48,7 @@ REFUSED_HEADER = "x-slo-refused-before"
 ATTEMPT_HEADER = "x-slo-attempt"
 ARRIVED_HEADER = "x-slo-arrived"
 KNOWN_HEADER = "x-slo-known-ms"
+MARK_HEADER = "x-slo-mark"
 CAPACITY_HEADER = "x-slo-capacity"  # of answers: the capacity that the frontend reports
 NO_PLACE = "none"  # its value if the frontend does not know the model or the class
 
@@ -56,9 +57,9 @@ class Header(NamedTuple):
     """A request header.
 
     Attributes:
-        said_by: who sets it: the client, the admission control in a proxy ("door"), or the part of
-            a proxy that sends requests again ("failover"). Proxies remove headers of a client that
-            only ray-slo's proxies may set.
+        said_by: who sets it: the client, the admission control in a proxy ("door"), the part of a
+            proxy that sends requests again ("failover"), or HAProxy, to be believed ("mark").
+            Proxies remove headers of a client that only ray-slo's proxies may set.
         means: meaning of the header, for the OpenAPI document.
         per_s: units per second, if the value is a time. 0 for other values.
         most: the largest value, in its unit.
@@ -66,7 +67,7 @@ class Header(NamedTuple):
     """
 
     name: str
-    said_by: Literal["client", "door", "failover"]
+    said_by: Literal["client", "door", "failover", "mark"]
     means: str
     per_s: float = 0.0
     most: float = math.inf
@@ -100,6 +101,7 @@ HEADERS = {
         Header(PROXIED_HEADER, "failover", "What is left of the client's timeout.", per_s=1e3),
         Header(ATTEMPT_HEADER, "failover", "Names this sending of the request."),
         Header(KNOWN_HEADER, "failover", "The model's SLO as HAProxy knows it, milliseconds."),
+        Header(MARK_HEADER, "mark", "The secret of the cluster's HAProxy."),
         Header(WHOLE_HEADER, "door", '"1": the proxy has the whole body; else "0".'),
         Header(ARRIVED_HEADER, "door", "When the request came to HAProxy, and by whose clock."),
         Header(REFUSED_HEADER, "door", "How many requests the proxy refused before this one."),
@@ -270,7 +272,7 @@ def without(headers: Iterable[tuple[Any, Any]], *said_by: str) -> list[tuple[Any
     these are not trusted.
 
     Args:
-        said_by: the setters whose headers are removed: "door" or "failover".
+        said_by: the setters whose headers are removed: "door", "failover" or "mark".
     """
     return [pair for pair in headers if _SAID_BY.get(pair[0]) not in said_by]
 

@@ -1,7 +1,6 @@
 """Direct connections: processes of one machine call each other without Serve and Ray.
 
-Frontends call workers this way. Frontends and workers call a scheduler actor this way
-(`serve.scheduler.line`).
+Frontends call workers this way, and both call a scheduler actor (`serve.scheduler.line`).
 
 A call of Serve's handle costs milliseconds of CPU on both sides together, for any content. Here a
 call is one message in each direction, on a Unix socket that stays open. The worker names its
@@ -39,9 +38,11 @@ from uuid import uuid4
 import ray
 from ray import cloudpickle
 
+from ray_slo.core.seldom import Seldom
 from ray_slo.serve.shared import Lent, Offer, opened
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom())
 
 _SIZE = struct.Struct("<Q")  # size of the rest: call, number of parts, table of parts, the parts
 _HEAD = struct.Struct("<QI")
@@ -53,7 +54,7 @@ _ALIGNED = 64  # parts begin at multiples of this many bytes
 _AGAIN_S = 5.0  # seconds between attempts to connect
 _CREDENTIALS = struct.Struct("3i")  # process, user and group of a peer
 _MAX_BYTES = 1 << 40
-_UNANSWERED = (1 << 64) - 1  # the id of calls whose answer nobody waits for
+_UNANSWERED = (1 << 64) - 1  # id of calls whose answer nobody waits for
 
 
 class NotDirect(Exception):

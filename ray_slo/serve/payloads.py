@@ -24,11 +24,13 @@ import numpy as np
 import ray
 from ray import cloudpickle
 
+from ray_slo.core.seldom import Seldom
 from ray_slo.core.text import clipped
 from ray_slo.serve.errors import MAX_MESSAGE, BadInput, BatchResultError
 from ray_slo.serve.user_code import in_words
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom())
 
 _BESIDE = 16_384  # data of at least this many bytes is put beside the pickle
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None)})

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ray_slo.core.decisions import DropReason
+from ray_slo.core.files import whole
 from ray_slo.simulation.frames import EPSILON_S, Array, Bools, Frames, frame, named
 
 if TYPE_CHECKING:
@@ -242,7 +243,8 @@ class PipelineReport(Frames):
                 axes.set_ylim(bottom=0)
         axes.set_xlabel("time (s)")
         path = Path(path)
-        figure.savefig(path, dpi=120)
+        with whole(path) as half:
+            figure.savefig(half, dpi=120, format=path.suffix[1:] or None)
         return path
 
     def __repr__(self) -> str:

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ray_slo.core.documents import load_arrays
+from ray_slo.core.documents import load_columns, naming
+from ray_slo.core.files import whole, write_text
 from ray_slo.simulation import report_plots
+from ray_slo.simulation.file_check import NEEDED, Meta, check
 from ray_slo.simulation.frames import EPSILON_S, FINISHED, Array, Bools, Frames, frame, named
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 OUTCOMES = ("good", "late", "dropped", "pending")
 _GOOD, _LATE, _DROPPED, _PENDING = range(4)
 _FORMAT = "ray-slo/report/1"
+_WHAT = "a report file"
 _PERCENTILES = (50, 95, 99)
 _GANTT_BATCHES = 400
 
@@ -276,7 +279,8 @@ class Report(Frames):
             figure = Figure(figsize=(10 if name == "gantt" else 6, 4), layout="constrained")
             draw(self, figure.subplots())
             paths.append(directory / f"{name}.png")
-            figure.savefig(paths[-1], dpi=120)
+            with whole(paths[-1]) as half:
+                figure.savefig(half, dpi=120, format="png")
         return paths
 
     def draw_gantt(self, axes: Axes, unit_s: float = 1.0, unit: str = "s") -> None:
@@ -311,7 +315,7 @@ class Report(Frames):
         columns = {f"r.{k}": v for k, v in self._r.items()}
         columns |= {f"b.{k}": v for k, v in self._b.items()}
         meta = json.dumps({"format": _FORMAT, **self.meta})
-        with Path(path).open("wb") as file:
+        with whole(path) as half, half.open("wb") as file:
             np.savez_compressed(file, allow_pickle=False, meta=np.array(meta), **columns)
 
     @classmethod
@@ -322,15 +326,11 @@ class Report(Frames):
             FileNotFoundError: no such file.
             ValueError: not a report, or of another format version.
         """
-        try:
-            columns = load_arrays(path, "a report file", "meta")
-            meta = dict(json.loads(str(columns.pop("meta"))))
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path}: not a report file: {error}") from None
-        if (found := meta.pop("format", None)) != _FORMAT:
-            raise ValueError(f"{path}: format must be {_FORMAT!r}, got {found!r}")
+        meta, columns = load_columns(path, _WHAT, _FORMAT, "meta", Meta, *NEEDED)
+        with naming(path, _WHAT):
+            check(meta, columns)
         return cls(
-            meta,
+            meta.model_dump(exclude={"format"}),
             {k[2:]: v for k, v in columns.items() if k.startswith("r.")},
             {k[2:]: v for k, v in columns.items() if k.startswith("b.")},
         )
@@ -343,9 +343,10 @@ class Report(Frames):
         names = ("report.npz", "summary.json", "requests.csv", "batches.csv")
         paths = [directory / name for name in names]
         self.save(paths[0])
-        paths[1].write_text(json.dumps(self.summary(), indent=1) + "\n", encoding="utf-8")
-        self.requests.to_csv(paths[2], index=False)
-        self.batches.to_csv(paths[3], index=False)
+        write_text(paths[1], json.dumps(self.summary(), indent=1) + "\n")
+        for path, rows in ((paths[2], self.requests), (paths[3], self.batches)):
+            with whole(path) as half:
+                rows.to_csv(half, index=False)
         return paths + self.plot(directory)
 
     def __repr__(self) -> str:

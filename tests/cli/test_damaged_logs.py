@@ -128,6 +128,9 @@ ROWS = {
     "no kwargs": (said("start", lambda b: {**b, "kwargs": 7}), "kwargs of a start cannot be 7"),
     "no about": (said("start", lambda b: {**b, "about": []}), "about of a start cannot be []"),
     "a date": (said("start", lambda b: {**b, "about": {"wall_at": 1e300}}), "about.wall_at must"),
+    "a clock": (said("start", lambda b: {**b, "about": {"clock": []}}), "about.clock of a start"),
+    "models": (said("start", lambda b: {**b, "about": {"models": [[]]}}), "must be names, got"),
+    "a deep cluster": (every("cluster", detail="[" * 9000), "it is nested too deeply"),
     "a policy": (said("start", lambda b: {**b, "policy": {}}), "policy of a start cannot be {}"),
     "workers": (said("cluster", lambda b: {**b, "workers": 7}), "not what a log contains"),
     "names": (said("cluster", lambda b: {**b, "workers": [[7, "g", [], []]]}), "must be text"),
@@ -213,22 +216,3 @@ def test_a_lost_row_may_have_told_of_the_worker(log, tmp_path):
     (code, _), (replayed, text), _ = told(file)
     assert (code, replayed) == (0, 2)
     assert "12 rows were not kept" in text
-
-
-def test_a_full_disk_leaves_no_half_page(log, tmp_path, monkeypatch):
-    from pathlib import Path
-
-    file, out = copied(log, tmp_path), tmp_path / "page.html"
-    out.write_text("the page before")
-    write_text = Path.write_text
-
-    def full(path, text, **options):
-        write_text(path, text[:100], **options)
-        raise OSError(28, "No space left on device", str(path))
-
-    monkeypatch.setattr(Path, "write_text", full)
-    shown = CliRunner().invoke(app, ["report", str(file), "--out", str(out)])
-    assert shown.exit_code == 2
-    assert "No space left on device" in shown.output
-    assert out.read_text() == "the page before"
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["log", "page.html"]

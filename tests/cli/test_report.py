@@ -325,7 +325,7 @@ def test_what_is_no_source(tmp_path):
     for what, said in (
         (tmp_path / "none", "No such file or folder"),
         (tmp_path / "empty", "neither a decision log"),
-        (tmp_path, "not a bench run: 'slo_ms'"),
+        (tmp_path, "not a bench run: slo_ms: required"),
         (tmp_path / "requests.csv", "no decision log, or cut short"),
         (tmp_path / "text.npz", "not a report file"),
     ):

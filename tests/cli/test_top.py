@@ -199,9 +199,11 @@ def test_columns_stay_where_they_are_when_numbers_get_shorter():
 class _Answers(BaseHTTPRequestHandler):
     def do_GET(self):
         found = self.path == "/app/-/status"
-        self.send_response(200 if found else 404)
+        refused = self.path.startswith("/refused/")
+        self.send_response(200 if found else 400 if refused else 404)
         self.end_headers()
-        self.wfile.write(json.dumps(state()).encode() if found else b"{}")
+        said = {"message": "set status_hosts: ['here']"} if refused else {}
+        self.wfile.write(json.dumps(state() if found else said).encode())
 
     def log_message(self, *args):
         pass
@@ -222,6 +224,9 @@ def test_once_over_http(run):
         assert code == 2
         assert f"no status at {url}/-/status" in err
         assert "status_page: true" in err
+        code, _, err = run("top", "--once", "--url", f"{url}/refused")
+        assert code == 2
+        assert "set status_hosts: ['here']" in err and "status_page" not in err
     finally:
         server.shutdown()
         server.server_close()

@@ -15,9 +15,9 @@ from ray_slo.serve.proxy import modes
 
 # Deadlines, SLOs, errors and lost workers, over HTTP and gRPC; what listens where; bursts.
 # `live-chaos` has the faults.
-CORE = ("test_grpc.py", "test_attacks.py", "test_deployment.py", "test_redeploy.py")
+CORE = ("test_grpc.py", "test_attacks.py", "test_deployment.py", "test_redeploy.py", "test_top.py")
 # hanging_up takes long
-CHOSEN = "burst or other_ways or test_http or test_cancelled or test_redeploy"
+CHOSEN = "burst or other_ways or test_http or test_cancelled or test_redeploy or test_top"
 CHOSEN += " or test_grpc and not hanging_up"
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]

@@ -26,6 +26,7 @@ ARGS = {
     "num_frontends": 2,
     "policy": "eager",
     "status_page": True,
+    "status_hosts": ["*.example"],
     "profile_seconds": 0.3,
 }
 
@@ -62,6 +63,17 @@ def test_what_is_served_is_seen(ray_cluster):
             assert page.headers["content-type"].startswith("text/html")
             told = http.get(f"{url}/status").json()
             assert told["models"] == http.get(f"{ray_cluster.url}/{NAME}").json()["models"]
+
+            for headers, status in (
+                ({"host": "slo.example"}, 200),
+                ({"host": "slo.example", "origin": "http://slo.example"}, 200),
+                ({"host": "evil.test"}, 400),
+                ({"origin": "http://evil.test"}, 400),
+                ({"sec-fetch-site": "cross-site"}, 400),
+            ):
+                for path in ("top", "screen", "status"):
+                    answer = http.get(f"{url}/{path}", headers=headers)
+                    assert answer.status_code == status, (headers, answer.text)
 
         async def on_screen():
             app = Top(lambda: read_status("auto", NAME), interval_s=3600)

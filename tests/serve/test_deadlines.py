@@ -99,7 +99,7 @@ def test_without_strict_a_bad_value_counts_as_absent(name, value):
 
 def test_a_client_cannot_speak_for_a_proxy():
     said = [(name, "7") for name in HEADERS]
-    assert [name for name, _ in without(said, "door", "failover")] == [
+    assert [name for name, _ in without(said, "door", "failover", "mark")] == [
         OWN,
         CLASS,
         TIMEOUT,

@@ -185,6 +185,21 @@ async def test_another_user_is_not_heard(monkeypatch):
 
 
 @in_loop
+async def test_refused_connections_cost_a_line_and_not_one_each(monkeypatch, caplog):
+    async def answer(value):
+        return value
+
+    monkeypatch.setattr(direct, "_peer", lambda line: (1, os.geteuid() + 1))
+    async with listening(answer) as (listener, _):
+        for _ in range(50):
+            assert await connect(listener.address) is None
+        await settle()
+    assert [record.getMessage() for record in caplog.records].count(
+        "a process of another user tried to connect; it is not heard"
+    ) == 1
+
+
+@in_loop
 async def test_it_connects_once_and_again_when_the_connection_is_lost():
     async def answer(value):
         return value

@@ -37,7 +37,7 @@ LINE = LatencyProfile.linear(0.001, 0.01, 8)
 @pytest.mark.parametrize("as_text", [True, False])
 def test_time_limits_of_headers(as_text):
     rng, found = random.Random(1), []
-    names = list(HEADERS)
+    names = [name for name, header in HEADERS.items() if header.said_by != "mark"]
     values = ["", "0", "1", "250", "0.5", "-1", "nan", "inf", "1e3", "1_0", "x", "9" * 40, "1e12"]
     for _ in range(400):
         drawn = [(rng.choice([*names, "accept"]), rng.choice(values)) for _ in range(3)]

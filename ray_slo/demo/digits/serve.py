@@ -9,6 +9,7 @@ from pathlib import Path
 
 import yaml
 
+from ray_slo.core.files import whole
 from ray_slo.serve.proxy import modes
 
 CONFIG = Path(__file__).parents[3] / "configs" / "digits.yaml"
@@ -39,7 +40,8 @@ def main() -> None:
         pictures, labels = test_pngs(1)
         path = Path("out") / f"digit-{labels[0]}.png"
         path.parent.mkdir(exist_ok=True)
-        path.write_bytes(pictures[0])
+        with whole(path) as half:
+            half.write_bytes(pictures[0])
         url = f"http://127.0.0.1:{port}/"
         print(f"\nThe digits application answers at {url}. Ray Serve's mode: {mode}")
         print("(`make serve FAST=0` takes Serve's own proxies). Try, in another terminal:\n")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from ray_slo.core.files import whole
 from ray_slo.demo.digits import data
 from ray_slo.demo.digits.family import FAMILY, Spec, spec
 
@@ -80,17 +80,10 @@ def _stored(name: str, keys: Iterable[str] | None = None) -> dict[str, np.ndarra
 
 
 def _store(name: str, module: Network, accuracy: float) -> None:
-    """Writes beside the target and renames, so that a reader sees a whole file or none."""
-    target = _path(name)
+    """Store a network. A reader sees a whole file or none."""
     arrays = {key: value.numpy() for key, value in module.state_dict().items()}
-    with tempfile.NamedTemporaryFile(dir=target.parent, suffix=".tmp", delete=False) as file:
-        try:
-            np.savez(file, accuracy=np.float64(accuracy), **arrays)
-            file.close()
-            Path(file.name).replace(target)
-        except BaseException:
-            Path(file.name).unlink()
-            raise
+    with whole(_path(name)) as half, half.open("wb") as file:
+        np.savez(file, accuracy=np.float64(accuracy), **arrays)
 
 
 def _assemble(recipe: Spec, state: dict[str, torch.Tensor]) -> Network:

@@ -18,10 +18,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from ray_slo.core.documents import load_arrays
+from ray_slo.core.documents import Column, check_arrays, load_columns, naming
+from ray_slo.core.files import whole
 
 FORMAT = "ray-slo/ramsis-tables/1"
+_WHAT = "a file of RAMSIS tables"
+_ROUNDING = 1e-3
 DROP = ""  # `lookup` returns this variant if requests are to be dropped
 
 
@@ -220,7 +224,7 @@ class PolicySet:
             ],
         }
         occupancy = np.stack([t.occupancy for t in self.tables])
-        with Path(path).open("wb") as file:
+        with whole(path) as half, half.open("wb") as file:
             np.savez_compressed(
                 file,
                 header=np.array(json.dumps(header)),
@@ -241,33 +245,96 @@ class PolicySet:
             FileNotFoundError: there is no such file.
             ValueError: the file has no tables, is of another version, or is for other profiles.
         """
-        try:
-            arrays = load_arrays(path, "a file of RAMSIS tables", "header")
-            header = dict(json.loads(str(arrays.pop("header"))))
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path}: not a file of RAMSIS tables: {error}") from None
-        if header.get("format") != FORMAT:
-            raise ValueError(f"{path}: format must be {FORMAT!r}, got {header.get('format')!r}")
-        solved_for = header["profile_hash"]
+        needed = ("slacks_s", "variant", "batch", "occupancy")
+        header, arrays = load_columns(path, _WHAT, FORMAT, "header", _Header, *needed)
+        solved_for = header.profile_hash
         if expected_profile_hash is not None and solved_for != expected_profile_hash:
             raise ValueError(
                 f"{path}: solved for profiles {solved_for} (variants "
-                f"{', '.join(header['names'])}), but these are {expected_profile_hash}; "
+                f"{', '.join(header.names)}), but these are {expected_profile_hash}; "
                 "solve again with `ray-slo solve`"
             )
-        return cls(
-            tuple(
-                Table(
-                    names=tuple(header["names"]),
-                    accuracies=tuple(header["accuracies"]),
-                    slacks_s=arrays["slacks_s"],
-                    variant=arrays["variant"][i],
-                    batch=arrays["batch"][i],
-                    occupancy=arrays["occupancy"][i].astype(float),
-                    profile_hash=solved_for,
-                    options=header["options"],
-                    **entry,
+        with naming(path, _WHAT):
+            header.check(arrays)
+            return cls(
+                tuple(
+                    Table(
+                        names=tuple(header.names),
+                        accuracies=tuple(header.accuracies),
+                        slacks_s=arrays["slacks_s"],
+                        variant=arrays["variant"][i],
+                        batch=arrays["batch"][i],
+                        occupancy=arrays["occupancy"][i].astype(float),
+                        profile_hash=solved_for,
+                        options=header.options,
+                        **entry.model_dump(),
+                    )
+                    for i, entry in enumerate(header.tables)
                 )
-                for i, entry in enumerate(header["tables"])
             )
+
+
+class _Entry(BaseModel):
+    """What the header says of one table."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
+
+    rate: float = Field(gt=0)
+    expected_accuracy: float
+    violation_rate: float
+    improvements: int
+    span: float
+
+
+class _Options(BaseModel):
+    """The options that are read from a header; there are others."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False, strict=True)
+
+    slo_s: float = Field(gt=0)
+    num_workers: int = Field(ge=1)
+    objective: str
+    arrivals: dict[str, Any]
+
+
+class _Header(BaseModel):
+    """The header of a file."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
+
+    format: str
+    profile_hash: str
+    options: dict[str, Any]
+    names: list[str] = Field(min_length=1)
+    accuracies: list[float]
+    tables: list[_Entry]
+
+    @field_validator("options")
+    @classmethod
+    def _checked(cls, value: dict[str, Any]) -> dict[str, Any]:
+        _Options.model_validate(value)
+        return value
+
+    def check(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Check that the arrays fit.
+
+        Raises:
+            ValueError: one does not. The message names it.
+        """
+        if len(self.accuracies) != len(self.names):
+            said = f"{len(self.names)} names and {len(self.accuracies)} accuracies"
+            raise ValueError(f"header has {said}")
+        shape = arrays["variant"].shape
+        if len(shape) != 3 or shape[0] != len(self.tables) or not all(shape):
+            raise ValueError(f"variant must have 3 dimensions, one entry per table, got {shape}")
+        tables, queues, slots = shape
+        check_arrays(arrays, (slots,), slacks_s=Column())
+        check_arrays(
+            arrays,
+            shape,
+            variant=Column(-1, len(self.names) - 1, is_whole=True),
+            batch=Column(0, queues, is_whole=True),
         )
+        check_arrays(arrays, (tables, 2 + queues * slots), occupancy=Column(0, 1 + _ROUNDING))
+        if (np.diff(arrays["slacks_s"]) < 0).any():
+            raise ValueError("slacks_s must be in ascending order")

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from ray_slo.core.explain import Misplaced
+from ray_slo.core.text import quoted
 from ray_slo.serve.config.common import MOST_REPLICAS, StrictConfig, check_name
 from ray_slo.serve.config.models import ModelConfig
 from ray_slo.serve.config.pipeline import PipelineConfig
 from ray_slo.serve.config.policy import PolicyConfig
 from ray_slo.serve.config.workers import NOT_OURS, GroupConfig, WorkerConfig
 from ray_slo.serve.planner.plugin import planner_class
+
+_LABEL = r"[\w-]{1,63}"
+_HOST = re.compile(rf"\*|(\*\.)?{_LABEL}(\.{_LABEL})*\.?", re.ASCII)
 
 
 class PlannerConfig(StrictConfig):
@@ -117,6 +122,9 @@ class Settings(StrictConfig):
         status_page: serve the content of `ray-slo top` as a web page, at `-/top` below the route
             prefix. Everybody who can reach the API can read it: names, load, errors of models'
             code.
+        status_hosts: names under which browsers and programs may ask for the status pages, such as
+            slo.example.com. `*.example.com` allows all names below it, and `*` every name. Always
+            allowed are localhost, the names of the frontend's machine, and all IP addresses.
         name: name of the frontend's deployment.
     """
 
@@ -135,12 +143,25 @@ class Settings(StrictConfig):
     access_log: bool = False
     decision_log: DecisionLogConfig | None = None
     status_page: bool = False
+    status_hosts: list[str] = Field(default_factory=list)
     name: str | None = None
 
     @field_validator("decision_log", mode="before")
     @classmethod
     def _log_by_folder(cls, value: Any) -> Any:
         return {"dir": value} if isinstance(value, str) else value
+
+    @field_validator("status_hosts")
+    @classmethod
+    def _hosts(cls, value: list[str]) -> list[str]:
+        for at, host in enumerate(value):
+            if not _HOST.fullmatch(host):
+                raise Misplaced(
+                    str(at),
+                    "must be the name of a host without scheme, port and path, such as "
+                    f"slo.example.com, *.example.com or '*', got {quoted(host)}",
+                )
+        return value
 
     @field_validator("name")
     @classmethod

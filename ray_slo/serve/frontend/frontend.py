@@ -19,6 +19,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from ray_slo.core.policy import Expected
+from ray_slo.core.seldom import Seldom
 from ray_slo.core.text import quoted
 from ray_slo.serve import grpc
 from ray_slo.serve.app.settings import Settings
@@ -56,6 +57,7 @@ from ray_slo.serve.watch.lately import Seen, together
 from ray_slo.serve.watch.page import StatusPage
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom(10))
 
 _REFRESH_S = 1.0  # seconds between two updates of gauges and capacity
 _PEERS_S = 2.0  # seconds for other frontends to send their counts
@@ -104,7 +106,9 @@ class Frontend:
         self._intake = Intake(
             spec, around, self._hooks, self._workers.capacity_of, self._service.turned_away
         )
-        self._page = StatusPage(around.app, self.slo_status) if spec.status_page else None
+        self._page = None
+        if spec.status_page:
+            self._page = StatusPage(around.app, self.slo_status, spec.status_hosts)
         await self._workers.begin()
         answer_with(self.answer_http)
         self._spawn(self._refresh())

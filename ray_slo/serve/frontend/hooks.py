@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import math
 import queue
 import time
 from collections.abc import Awaitable, Callable
@@ -14,6 +13,7 @@ from typing import Any
 from ray.exceptions import RayError
 from starlette.exceptions import HTTPException
 
+from ray_slo.core.seldom import Seldom
 from ray_slo.core.text import SHOWN, clipped
 from ray_slo.models.memory import is_out_of_memory
 from ray_slo.serve.config.spec import AppSpec
@@ -31,9 +31,9 @@ from ray_slo.serve.suspects import Marks
 from ray_slo.serve.user_code import Hook, HookThreads, checked_size, is_of_service
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom())
 
 _THREADS = 32
-_LOG_EVERY_S = 60.0  # refusals for the same type of error are logged this seldom
 _IN_HOOK = (
     "the request was in the application's own code at the frontend (preprocess, size, postprocess "
     "or join)"
@@ -58,7 +58,6 @@ class Hooks:
         self._spec = spec
         self._marks = Marks()
         self._threads = HookThreads(_THREADS, self._marks)
-        self._logged: dict[type, float] = {}  # times of refusals in the log, by type of error
         classes = {name: model.load() for name, model in spec.models.items()}
 
         def found(method: str) -> dict[str, Hook]:
@@ -152,10 +151,7 @@ class Hooks:
                 said = f"{name}: {said}"
         else:  # a message that was not written for clients
             said = type(cause).__name__
-        now = time.monotonic()
-        if now - self._logged.get(type(cause), -math.inf) > _LOG_EVERY_S:  # it may be a bug
-            self._logged[type(cause)] = now
-            logger.warning("%s: %s", why, said, exc_info=error)
+        logger.warning("%s: %s", why, said, exc_info=error)  # it may be a bug
         return BadInput(f"{why}: {clipped(said, MAX_MESSAGE)}", field=field, model=model)
 
     async def postprocessed(self, model: str, asked: Asked, value: Any) -> Any:

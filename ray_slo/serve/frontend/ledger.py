@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ray_slo.core.decisions import DropReason
 from ray_slo.core.quantile import FEW_SAMPLES, Quantile
 from ray_slo.core.requests import Upstream
+from ray_slo.core.seldom import Seldom
 from ray_slo.core.trees import stream_of
 from ray_slo.serve.config.spec import AppSpec, VariantRef
 from ray_slo.serve.errors import Expired, RefusedEarly, WorkerLost, predicted
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from ray_slo.serve.watch.metrics import FrontendMetrics
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom(10))
 
 # A caller gets an answer at most one second after its deadline. The request waits this long here,
 # and the rest of the second is for the transfer.

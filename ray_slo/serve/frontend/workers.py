@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import ray
 
 from ray_slo.core.policy import Expected
+from ray_slo.core.seldom import Seldom
 from ray_slo.serve.config.spec import AppSpec, worker_deployment
 from ray_slo.serve.direct import Connections, Disconnected, NotDirect
 from ray_slo.serve.errors import BatchResultError, ConfigError, NotReady
@@ -24,6 +25,7 @@ from ray_slo.serve.scheduler.channel import Channel
 from ray_slo.serve.watch import tracing
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom(10))
 
 _MEET_S = 5.0  # seconds for workers to introduce themselves again
 _FIRST_S = 2.0  # the same at the start; without an answer, no worker is up

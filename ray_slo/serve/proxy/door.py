@@ -220,9 +220,9 @@ class ProxyDoor:
 def has_door_before() -> bool:
     """Return whether requests pass a door before they reach the frontends of this machine. Without
     a door, a client may have written the headers that a door writes."""
-    if os.environ.get(HAPROXY_ENV) == "1":
-        return has_haproxy_of_ours()
-    return os.environ.get(PROXY_CALLBACK_ENV) == PROXY_CALLBACK
+    if os.environ.get(PROXY_CALLBACK_ENV) != PROXY_CALLBACK:  # its middleware checks the mark
+        return False
+    return os.environ.get(HAPROXY_ENV) != "1" or has_haproxy_of_ours()
 
 
 _shared: ProxyDoor | None = None

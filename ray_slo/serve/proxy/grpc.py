@@ -18,6 +18,7 @@ from ray.exceptions import RayActorError
 from ray_slo.serve.deadlines import (
     ATTEMPT_HEADER,
     CAPACITY_HEADER,
+    MARK_HEADER,
     NO_PLACE,
     REFUSED_HEADER,
     TimeLimits,
@@ -32,7 +33,7 @@ from ray_slo.serve.protos import InferReply, InferRequest
 from ray_slo.serve.proxy.direct import before_s
 from ray_slo.serve.proxy.door import ProxyDoor
 from ray_slo.serve.proxy.http import TRIES, WAITED_S, Places, lost, slo_in, suspect
-from ray_slo.serve.proxy.modes import has_haproxy_of_ours
+from ray_slo.serve.proxy.modes import believes
 from ray_slo.serve.proxy.places import Place, place_of_call
 from ray_slo.serve.ray_private.addresses import Routes
 from ray_slo.serve.ray_private.grpc_server import Handle
@@ -52,7 +53,7 @@ class WithDeadline:
     def __init__(self, context: Any, spent_s: float = 0.0, slo_s: float | None = None) -> None:
         self._context = context
         own_s = slo_s - spent_s if slo_s is not None and spent_s else None
-        metadata = without(context.invocation_metadata() or (), "door", "failover")
+        metadata = without(context.invocation_metadata() or (), "door", "failover", "mark")
         self._metadata = spent(metadata, spent_s, tightest(own_s, context.time_remaining()))
 
     def invocation_metadata(self) -> tuple[tuple[str, Any], ...]:
@@ -193,7 +194,8 @@ class Failover:
             own_s = None if own_ms is None else own_ms / 1e3
         budget_s = tightest(own_s, context.time_remaining(), limits.timeout_s())
         slo_s = self._door.slo_s(place) if own_s is None else None
-        attempt = dict(metadata).get(ATTEMPT_HEADER, "") if has_haproxy_of_ours() else ""
+        said = dict(metadata)
+        attempt = said.get(ATTEMPT_HEADER, "") if believes(said.get(MARK_HEADER, "")) else ""
         arrival = time.monotonic() - came_before_s
         return _Call(request, context, arrival, place, budget_s, slo_s, attempt)
 

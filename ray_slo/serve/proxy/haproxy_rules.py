@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ray_slo.core.environment import MARK
 from ray_slo.serve.deadlines import (
     ARRIVED_HEADER,
     ATTEMPT_HEADER,
@@ -22,6 +23,7 @@ from ray_slo.serve.deadlines import (
     CLASS_HEADER,
     KNOWN_HEADER,
     LATENCY_HEADER,
+    MARK_HEADER,
     NO_PLACE,
     PROXIED_HEADER,
     REFUSED_HEADER,
@@ -82,6 +84,10 @@ def of_grpc_frontend(clock: str) -> Iterator[str]:
 
 
 def _arrival(clock: str) -> Iterator[str]:
+    if MARK.read():  # HAProxy reads it from its environment, so it is in no file
+        yield f'http-request set-header {MARK_HEADER} "${{{MARK.name}}}"'
+    else:
+        yield f"http-request del-header {MARK_HEADER}"
     yield f"http-request set-header {ARRIVED_HEADER} %[date(0,us)];{clock}"
     yield f"http-request set-header {ATTEMPT_HEADER} %[uuid]"
 

@@ -24,11 +24,13 @@ from typing import Any
 
 from ray_slo.core.environment import FRONTEND_WAIT_S
 from ray_slo.core.recent import Recent
+from ray_slo.core.seldom import Seldom
 from ray_slo.serve.deadlines import (
     ATTEMPT_HEADER,
     CAPACITY_HEADER,
     CLASS_HEADER,
     KNOWN_HEADER,
+    MARK_HEADER,
     NO_PLACE,
     TIMEOUT_HEADER,
     WHOLE_HEADER,
@@ -38,13 +40,14 @@ from ray_slo.serve.deadlines import (
     without,
 )
 from ray_slo.serve.errors import Expired, FrontendLost, SLOError, http_response
-from ray_slo.serve.proxy.modes import has_haproxy_of_ours
+from ray_slo.serve.proxy.modes import believes
 from ray_slo.serve.proxy.places import Place, place_of
 from ray_slo.serve.ray_private.addresses import Routes
 from ray_slo.serve.ray_private.http_head import ARRIVAL
 from ray_slo.serve.suspects import is_suspect, new_attempt
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom())
 
 TRIES = 3
 # Frontends have answered this long after the deadline. So a caller gets the answer within a second.
@@ -57,7 +60,7 @@ WAITED_S = 0.002  # shorter waits before this middleware are not subtracted
 _TIMEOUT = TIMEOUT_HEADER.encode()
 _ATTEMPT = ATTEMPT_HEADER.encode()
 _CAPACITY, _CLASS, _KNOWN = CAPACITY_HEADER.encode(), CLASS_HEADER.encode(), KNOWN_HEADER.encode()
-_WHOLE = WHOLE_HEADER.encode()
+_WHOLE, _MARK = WHOLE_HEADER.encode(), MARK_HEADER.encode()
 # Serve's own text, without a reason for programs, while an application is deployed again.
 _UNAVAILABLE = b" is unavailable because it failed to deploy"
 
@@ -159,9 +162,10 @@ class FailoverMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = without(scope["headers"], "failover")
+        headers, said = without(scope["headers"], "failover", "mark"), dict(scope["headers"])
         place = place_of(self._routes, scope)
-        if has_haproxy_of_ours() and (known_ms := positive(dict(scope["headers"]).get(_KNOWN))):
+        known_ms = positive(said.get(_KNOWN))
+        if known_ms is not None and believes(said.get(_MARK, b"")):
             self._ours.answered(place, known_ms / 1e3)
         budget_s = TimeLimits(headers).named_s()
         limit_s = None

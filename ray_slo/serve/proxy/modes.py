@@ -11,14 +11,17 @@ Nothing here needs Ray: `ray-slo-haproxy` imports it.
 from __future__ import annotations
 
 import functools
+import hashlib
+import hmac
 import importlib.util
 import os
 import random
+import secrets
 import shutil
 import socket
 import sys
 from collections.abc import Mapping, MutableMapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from importlib.metadata import requires
 from pathlib import Path
 
@@ -98,7 +101,8 @@ def variables(environ: Mapping[str, str] | None = None, local: bool = True) -> d
     Args:
         environ: present environment. Default: that of this process.
         local: whether the cluster is only this machine. Otherwise, Serve's default ports are used
-            if they are free, so that a scraper finds them on every node.
+            if they are free, so that a scraper finds them on every node. The mark is then made of
+            Ray's token, which all nodes share, and there is none without a token.
 
     Raises:
         FileNotFoundError: `ray-slo-haproxy` is not installed.
@@ -111,12 +115,14 @@ def variables(environ: Mapping[str, str] | None = None, local: bool = True) -> d
     if not local:
         with ExitStack() as held:
             missing = [name for name in missing if not _is_free(PORT_ENVS[name], held)]
+    mark = environ.get(environment.MARK.name) or _mark(local)
     return {
         HAPROXY_ENV: "1",
         BINARY_ENV: path,
         PROXY_CALLBACK_ENV: PROXY_CALLBACK,
         BUFFER_ENV: str(BUFFER_BYTES),
         **dict(zip(missing, map(str, free_ports(len(missing))), strict=True)),
+        **({environment.MARK.name: mark} if mark else {}),
     }
 
 
@@ -171,6 +177,30 @@ def has_haproxy_of_ours() -> bool:
     """Return whether HAProxy has the rules of ray-slo, so that their headers can be trusted."""
     is_on = os.environ.get(HAPROXY_ENV) == "1"
     return is_on and Path(os.environ.get(BINARY_ENV, "")).name == COMMAND
+
+
+def believes(mark: bytes | str) -> bool:
+    """Return whether a request came through HAProxy with the rules of ray-slo, so that the headers
+    that only HAProxy may set can be trusted. Others can reach replicas and Serve's proxies, too.
+
+    Args:
+        mark: what the request's `MARK_HEADER` says; empty if there is none.
+    """
+    wanted = environment.MARK.read().encode()
+    said = mark.encode("utf-8", "replace") if isinstance(mark, str) else mark
+    return has_haproxy_of_ours() and (not wanted or hmac.compare_digest(said, wanted))
+
+
+def _mark(local: bool) -> str:
+    """Return a secret that HAProxy and the frontends of a cluster share. It is empty if the nodes
+    have nothing to make the same one of."""
+    if local:
+        return secrets.token_hex(16)
+    path = os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token"
+    token = os.environ.get("RAY_AUTH_TOKEN", "")
+    with suppress(OSError, ValueError):
+        token = token or Path(path).read_text(encoding="utf-8")
+    return hashlib.sha256(f"ray-slo {token.strip()}".encode()).hexdigest() if token.strip() else ""
 
 
 @functools.cache

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import fcntl
 import io
+import logging
 import socket
 import struct
 import termios
@@ -26,6 +27,7 @@ import uvicorn
 from starlette.responses import JSONResponse, Response
 from uvicorn.protocols.http import auto
 
+from ray_slo.core.seldom import Seldom
 from ray_slo.serve.ray_private.peers import proxy_answers
 
 MAX_HEAD_BYTES = 262_144
@@ -377,6 +379,7 @@ def bound_heads() -> None:
 
     Does nothing without httptools: uvicorn then uses h11, which has a limit.
     """
+    logging.getLogger("uvicorn.error").addFilter(Seldom())  # a line per request that is not HTTP
     current: Any = auto.AutoHTTPProtocol
     if current.__name__ == "HttpToolsProtocol":
         auto.AutoHTTPProtocol = bounded(current)

@@ -18,6 +18,7 @@ from typing import Any
 import ray
 from ray import serve
 
+from ray_slo.core.seldom import Seldom
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.direct import Disconnected
 from ray_slo.serve.messages import (
@@ -39,6 +40,7 @@ from ray_slo.serve.watch.log_writer import clock_id
 from ray_slo.serve.watch.metrics import SchedulerMetrics
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom())
 
 
 class Channel(ABC):

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ray_slo.core import Policy
+from ray_slo.core.files import HALF
 from ray_slo.record.encode import Encoder
 from ray_slo.record.plans import FOLDER, PLANS, Outline, PlanEncoder, Planned
 from ray_slo.record.rows import (
@@ -283,8 +284,14 @@ class _Log:
         # By the time of the last write and not by name: a writer's current file is never among the
         # oldest, even if it is long in use.
         files: list[tuple[float, Path, int]] = []
-        decisions = self._root.glob(f"*{DECISIONS.suffix}")
-        for path in (*decisions, *(self._root / FOLDER).glob(f"*{PLANS.suffix}")):
+        ours = [(self._root, DECISIONS), (self._root / FOLDER, PLANS)]
+        found = (
+            path
+            for folder, kind in ours
+            for pattern in (f"*{kind.suffix}", f".*{kind.suffix}.*{HALF}")  # of killed writers, too
+            for path in folder.glob(pattern)
+        )
+        for path in found:
             try:
                 stat = path.stat()
             except OSError:  # another writer deleted it too

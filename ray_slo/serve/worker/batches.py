@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ray_slo.core import BatchStatus
 from ray_slo.core.recent import Recent
+from ray_slo.core.seldom import Seldom
 from ray_slo.models.checkpoint import Preempted, PreemptionFlag, preemption_scope
 from ray_slo.models.memory import is_out_of_memory, let_go
 from ray_slo.serve import user_code
@@ -24,6 +25,7 @@ from ray_slo.serve.worker.failures import Failures
 from ray_slo.serve.worker.models import Loaded, Models
 
 logger = logging.getLogger(__name__)
+logger.addFilter(Seldom(10))
 
 # A batch that runs longer than this, and than 20 × its profile, makes the replica unhealthy.
 _HUNG_S = 60.0

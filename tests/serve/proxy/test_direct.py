@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from ray_slo.core.environment import MARK
 from ray_slo.serve.errors import FrontendLost
 from ray_slo.serve.proxy import direct, modes
 from ray_slo.serve.ray_private.http_head import ARRIVAL
@@ -17,6 +18,7 @@ NOW, WALL = 5000.0, 1.8e9  # of the clocks, which stand
 def behind_ours(monkeypatch):
     monkeypatch.setenv(modes.HAPROXY_ENV, "1")
     monkeypatch.setenv(modes.BINARY_ENV, f"/somewhere/{modes.COMMAND}")
+    monkeypatch.delenv(MARK.name, raising=False)
     clocks = SimpleNamespace(monotonic=lambda: NOW, time=lambda: WALL)
     monkeypatch.setattr(direct, "time", clocks)
 
@@ -92,3 +94,35 @@ def test_the_same_over_grpc(monkeypatch):
     assert before_s == pytest.approx(0.5, abs=1e-3)
     with pytest.raises(FrontendLost, match="may be why"):
         direct.before_s({"x-slo-arrived": said(0.5), "x-slo-attempt": "ab"})
+
+
+SECRET = "0123456789abcdef"
+BELIEVED = {
+    "x-slo-refused-before": "99999",
+    "x-slo-body-whole": "1",
+    "x-slo-attempt": "ab",
+    "x-slo-known-ms": "5",
+    "x-slo-timeout-ms": "7",
+}
+
+
+@pytest.mark.parametrize("mark", [None, "", "0", SECRET[:-1], SECRET.upper(), SECRET + "0", "é"])
+def test_who_reaches_a_replica_beside_haproxy_is_not_believed(monkeypatch, mark):
+    monkeypatch.setenv(MARK.name, SECRET)
+    told = {} if mark is None else {"x-slo-mark": mark}
+    headers = {**BELIEVED, "x-slo-arrived": said(0.5), "x-slo-latency-ms": "90", **told}
+    scope, _ = through(headers, arrival=NOW)
+    assert scope[ARRIVAL] == NOW
+    assert dict(scope["headers"]) == {b"x-slo-latency-ms": b"90"}
+    assert direct.before_s({"x-slo-arrived": said(0.5), **told}) == 0
+
+
+def test_haproxy_is_believed_by_its_mark_which_nobody_else_sees(monkeypatch):
+    monkeypatch.setenv(MARK.name, SECRET)
+    headers = {**BELIEVED, "x-slo-arrived": said(0.5), "x-slo-mark": SECRET}
+    scope, _ = through(headers, arrival=NOW)
+    assert scope[ARRIVAL] == pytest.approx(NOW - 0.5, abs=1e-3)
+    names = {name.decode() for name, _ in scope["headers"]}
+    assert names == headers.keys() - {"x-slo-mark"}
+    ago_s = direct.before_s({"x-slo-arrived": said(0.5), "x-slo-mark": SECRET})
+    assert ago_s == pytest.approx(0.5, abs=1e-3)

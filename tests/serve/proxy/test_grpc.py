@@ -8,10 +8,13 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError
 from ray.serve._private import proxy as serve_proxy
 from ray.serve._private.grpc_util import get_grpc_response_status, set_grpc_code_and_details
 
+from ray_slo.core.environment import MARK
 from ray_slo.serve import grpc as grpc_module
+from ray_slo.serve.deadlines import HEADERS
 from ray_slo.serve.grpc import PUSHBACK_METADATA, add_inference_to_server, reported
 from ray_slo.serve.protos import DescribeRequest, InferReply, InferRequest
 from ray_slo.serve.proxy import grpc as grpc_failover
+from ray_slo.serve.proxy import modes
 from ray_slo.serve.proxy.door import ProxyDoor
 from ray_slo.serve.proxy.places import Place
 from tests.serve import clock
@@ -130,6 +133,22 @@ def test_what_frontends_say_of_themselves_goes_no_further(monkeypatch):
     assert "x-slo-refused-before" not in serve.metadata[0]  # a client's own word
     assert door.slo_s(Place("", "m")) == 0.4
     assert door.gate.inside == 0
+
+
+@pytest.mark.parametrize("mark", [None, "0123456789abcdef", "0123456789abcdeF"])
+def test_a_client_speaks_for_no_proxy_however_often_it_says_it(monkeypatch, mark):
+    monkeypatch.setenv(modes.HAPROXY_ENV, "1")
+    monkeypatch.setenv(modes.BINARY_ENV, f"/x/{modes.COMMAND}")
+    monkeypatch.setenv(MARK.name, "0123456789abcdef")
+    theirs = [name for name, header in HEADERS.items() if header.said_by != "client"]
+    said = [(name, value) for name in theirs for value in ("77", "ab" * 16)]
+    said = [pair for pair in said if pair[0] != "x-slo-mark"]
+    serve = Serve(REPLY)
+    serve.call(InferRequest(json="2"), Context([*said, *[("x-slo-mark", mark)] * bool(mark)]))
+    (told,) = serve.metadata
+    attempt = told.pop("x-slo-attempt")
+    assert (attempt == "ab" * 16) is (mark == "0123456789abcdef")
+    assert not told.keys() & set(theirs)
 
 
 def test_an_answer_is_read_once(monkeypatch):

@@ -18,7 +18,9 @@ from urllib.parse import unquote
 
 import pytest
 
+from ray_slo.core import environment
 from ray_slo.serve import suspects
+from ray_slo.serve.deadlines import HEADERS
 from ray_slo.serve.protos import SERVICE
 from ray_slo.serve.proxy import gate, haproxy, haproxy_rules, modes
 
@@ -168,6 +170,27 @@ def raw(port, head: bytes) -> bytes:
         while chunk := line.recv(65536):
             answer += chunk
     return answer
+
+
+@pytest.mark.parametrize("secret", ["", "0123456789abcdef-_X"])
+def test_what_a_client_says_in_its_place_is_replaced(tmp_path, monkeypatch, secret):
+    monkeypatch.setenv(environment.MARK.name, secret)
+    frontend = Frontend()
+    said = b"".join(
+        b"%s: 77\r\n" % spelling.encode()
+        for name, header in HEADERS.items()
+        if header.said_by != "client"
+        for spelling in (name, name.upper(), name)
+    )
+    with running(tmp_path, frontend) as (port, *_):
+        ask(port)  # then HAProxy knows the place
+        head = b"POST /m HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\nconnection: close\r\n"
+        raw(port, head + said + b"\r\n1")
+        files = [path.read_bytes() for path in tmp_path.iterdir() if path.is_file()]
+    seen = frontend.seen[-1]
+    assert "77" not in seen.values()
+    assert seen.get("x-slo-mark", "") == secret
+    assert not secret or not any(secret.encode() in content for content in files)
 
 
 def held(port, count, pool, frontend, paths=("/m",), classes=(), **headers):

@@ -228,7 +228,7 @@ def test_a_longer_slo_is_heard_of_also_if_no_answer_comes_within_the_old_one():
 
 @pytest.mark.parametrize("believes", [True, False])
 def test_behind_haproxy_the_slo_is_known_before_the_first_answer(monkeypatch, believes):
-    monkeypatch.setattr(failover, "has_haproxy_of_ours", lambda: believes)
+    monkeypatch.setattr(failover, "believes", lambda mark: believes)
     proxy = Proxy(TIMED_OUT, takes_s=3.0)
     status, *_ = through(FailoverMiddleware(proxy), [(KNOWN_HEADER, "2000")])
     assert status == (504 if believes else 408)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ray_slo.core.environment import FAST
+from ray_slo.core.environment import FAST, MARK
 from ray_slo.serve.deadlines import PROXY_CALLBACK, PROXY_CALLBACK_ENV
 from ray_slo.serve.proxy import haproxy, modes
 
@@ -133,7 +133,8 @@ def test_a_shell_reads_the_variables(monkeypatch):
     )
     read = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
     assert read.items() >= {stats: "8404", metrics: "20001", modes.HAPROXY_ENV: "1"}.items()
-    assert read.items() >= modes.variables(os.environ).items()
+    known = modes.variables({**os.environ, MARK.name: read.get(MARK.name, "")}, local=False)
+    assert read.items() >= {k: v for k, v in known.items() if k != metrics}.items()
 
 
 def test_a_node_has_serves_ports_unless_they_are_taken(monkeypatch):
@@ -146,3 +147,36 @@ def test_a_node_has_serves_ports_unless_they_are_taken(monkeypatch):
     assert int(chosen[stats]) >= 20_000
     assert metrics not in chosen  # Serve's own
     assert modes.variables({}).keys() >= {stats, metrics}
+
+
+def test_a_cluster_has_a_secret_of_its_own(monkeypatch, tmp_path):
+    first, second = {}, {}
+    modes.enter(first)
+    modes.enter(second)
+    assert first[MARK.name] != second[MARK.name]
+    assert MARK.read(first) and MARK.read(second)
+    mine = {MARK.name: "my-own-secret-0123"}
+    modes.enter(mine)
+    assert mine[MARK.name] == "my-own-secret-0123"
+    # The nodes of a cluster share Ray's token.
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    assert MARK.name not in modes.variables({}, local=False)
+    (tmp_path / "token").write_text("token\n")
+    made = modes.variables({}, local=False)[MARK.name]
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "token")
+    assert modes.variables({}, local=False)[MARK.name] == made
+    assert "token" not in made
+
+
+def test_who_is_believed(monkeypatch):
+    monkeypatch.setenv(modes.HAPROXY_ENV, "1")
+    monkeypatch.setenv(modes.BINARY_ENV, f"/x/{modes.COMMAND}")
+    monkeypatch.delenv(MARK.name, raising=False)
+    assert modes.believes("") and modes.believes(b"any")  # nothing to check
+    monkeypatch.setenv(MARK.name, "0123456789abcdef")
+    for said, is_believed in (("0123456789abcdef", True), ("", False), ("0123456789abcde", False)):
+        assert modes.believes(said) is modes.believes(said.encode()) is is_believed
+    assert not modes.believes("\udcff")
+    monkeypatch.setenv(modes.BINARY_ENV, "/x/haproxy")
+    assert not modes.believes("0123456789abcdef")

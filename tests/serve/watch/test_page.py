@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import threading
 
 import pytest
@@ -18,8 +19,10 @@ from tests.serve.fakes import Steps
 from tests.serve.loops import in_loop
 from tests.serve.watch.states import EVIL, state
 
+HERE = (b"host", b"localhost:8000")
 
-async def ask(front, path, method="GET", query=b"", headers=()):
+
+async def ask(front, path, method="GET", query=b"", headers=(HERE,)):
     async def receive():
         return {"type": "http.request", "body": b"{}", "more_body": False}
 
@@ -70,10 +73,12 @@ async def test_it_shows_the_status_that_operators_ask_for(app):
 async def test_our_door_learns_nothing_from_it(app):
     """Or it would refuse the page under overload, when people need it."""
     async with app(Steps, policy="eager", status_page=True) as (front, _):
-        whole = [(WHOLE_HEADER.encode(), b"1")]
-        assert ";" in (await ask(front, "/", headers=whole)).headers[CAPACITY_HEADER]
-        said = (await ask(front, "/-/status", headers=whole)).headers[CAPACITY_HEADER]
-        assert said == NO_PLACE
+        whole = (WHOLE_HEADER.encode(), b"1")
+        assert ";" in (await ask(front, "/", headers=[whole, HERE])).headers[CAPACITY_HEADER]
+        for host, status in ((HERE, 200), ((b"host", b"evil.example"), 400)):
+            answer = await ask(front, "/-/status", headers=[whole, host])
+            assert answer.status_code == status
+            assert answer.headers[CAPACITY_HEADER] == NO_PLACE
 
 
 @in_loop
@@ -86,10 +91,136 @@ async def test_many_who_look_cost_as_much_as_one():
         return state()
 
     page = StatusPage("app", status)
-    request = Request({"type": "http", "method": "GET", "headers": [], "query_string": b""})
+    request = Request({"type": "http", "method": "GET", "headers": [HERE], "query_string": b""})
     answers = await asyncio.gather(*(page.answer(request, "-/status") for _ in range(20)))
     assert len({answer.body for answer in answers}) == 1
     assert len(asked) == 1
+
+
+def answered(page, headers, path="-/status"):
+    """The answer to a GET request with these headers."""
+    raw = [(name.encode(), value.encode("latin-1")) for name, value in headers]
+    return asyncio.run(
+        page.answer(
+            Request({"type": "http", "method": "GET", "headers": raw, "query_string": b""}), path
+        )
+    )
+
+
+def page_of(*hosts):
+    async def status():
+        return state()
+
+    return StatusPage("app", status, hosts)
+
+
+SERVED = (
+    *(
+        "localhost",
+        "LOCALHOST:8000",
+        "app.localhost:80",
+        "localhost.",
+        "127.0.0.1:8000",
+        "127.9.9.9",
+    ),
+    *("[::1]:8000", "[::1]", "10.1.2.3:8000", "[fd00::7]:80", socket.gethostname()),
+)
+NOT_SERVED = (
+    *(
+        "evil.example",
+        "evil.example:8000",
+        "localhost.evil.example",
+        "evil-localhost",
+        "127.0.0.1.nip.io",
+    ),
+    *(
+        "",
+        ":8000",
+        "[::1].evil.example",
+        "local host",
+        "localhost@evil.example",
+        "127.0.0.1x",
+        "*",
+        "a" * 5000,
+    ),
+)
+
+
+@pytest.mark.parametrize("path", ["-/top", "-/screen", "-/status"])
+def test_it_answers_to_the_hosts_that_it_is_served_on(path):
+    page = page_of()
+    for host in SERVED:
+        assert answered(page, [("host", host)], path).status_code == 200, host
+    for hosts in (*([host] for host in NOT_SERVED), [], ["localhost", "evil.example"]):
+        answer = answered(page, [("host", host) for host in hosts], path)
+        assert answer.status_code == 400, hosts
+        said = json.loads(answer.body)
+        assert (said["error"], said["field"]) == ("BadHeader", "host")
+        assert "status_hosts" in said["message"] and len(said["message"]) < 500
+    said = json.loads(answered(page, [("host", "slo.corp:80")], path).body)["message"]
+    assert "set status_hosts: ['slo.corp']" in said
+
+
+def test_further_hosts_are_a_setting():
+    page = page_of("Slo.example.com", "*.corp.example")
+    for host, status in (
+        ("slo.example.com:8000", 200),
+        ("SLO.EXAMPLE.COM.", 200),
+        ("x.slo.example.com", 400),
+        ("a.corp.example", 200),
+        ("a.b.corp.example", 200),
+        ("corp.example", 400),
+        ("acorp.example", 400),
+    ):
+        assert answered(page, [("host", host)]).status_code == status, host
+    assert answered(page_of("*"), [("host", "any.example")]).status_code == 200
+    models = {"m": {"callable": Steps, "latency_slo_ms": 100}}
+    for wrong in (
+        "http://a.example",
+        "a.example:80",
+        "a/b",
+        "",
+        "*a.example",
+        "a.*",
+        "a..b",
+        "[::1]",
+    ):
+        with pytest.raises(ValueError, match=r"status_hosts\.1: must be the name of a host"):
+            parse_spec({"models": models, "status_hosts": ["a", wrong]})
+    made = parse_spec({"models": models, "status_hosts": ["*.a.example", "*"]})
+    assert made.status_hosts == ["*.a.example", "*"]
+
+
+OPENED = {"sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"origin": "http://slo.example:8000"}, 200),
+        ({"origin": "https://SLO.example:8000"}, 200),  # a proxy in front has the certificate
+        ({"origin": "http://slo.example"}, 400),
+        ({"origin": "http://slo.example:3000"}, 400),
+        ({"origin": "http://evil.example"}, 400),
+        ({"origin": "null"}, 400),
+        ({"origin": ""}, 400),
+        ({"sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}, 200),
+        ({"sec-fetch-site": "none", **OPENED}, 200),
+        ({"sec-fetch-site": "cross-site"}, 400),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, 400),
+        ({"sec-fetch-site": "same-site", "sec-fetch-mode": "cors"}, 400),
+        ({"sec-fetch-site": "cross-site", **OPENED}, 200),  # a link in somebody's notes
+        ({"sec-fetch-site": "cross-site", **OPENED, "sec-fetch-dest": "iframe"}, 400),
+    ],
+)
+def test_it_does_not_answer_scripts_of_other_sites(headers, status):
+    told = [("host", "slo.example:8000"), *headers.items()]
+    answer = answered(page_of("slo.example"), told)
+    assert answer.status_code == status
+    if status == 400:
+        said = json.loads(answer.body)
+        assert said["field"] in headers and "pages of other sites" in said["message"]
 
 
 class Served:
@@ -115,8 +246,8 @@ class Served:
         self._thread.start()
         while not self._server.started:
             assert self._thread.is_alive()
-        (socket,) = self._server.servers[0].sockets
-        self.url = f"http://127.0.0.1:{socket.getsockname()[1]}/-/top"
+        (listening,) = self._server.servers[0].sockets
+        self.url = f"http://127.0.0.1:{listening.getsockname()[1]}/-/top"
         return self
 
     def __exit__(self, *error):
