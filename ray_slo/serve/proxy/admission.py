@@ -26,8 +26,8 @@ from ray_slo.serve.deadlines import (
 from ray_slo.serve.errors import RefusedEarly, SLOError, http_response
 from ray_slo.serve.frontend.http import body_of
 from ray_slo.serve.proxy.door import ProxyDoor
-from ray_slo.serve.proxy.gate import Ticket
-from ray_slo.serve.ray_private.http_head import ARRIVAL
+from ray_slo.serve.proxy.gate import ClientLeft, Ticket
+from ray_slo.serve.ray_private.http_head import ARRIVAL, LEAVING
 
 _CAPACITY = CAPACITY_HEADER.encode()
 _LATENCY = LATENCY_HEADER.encode()  # header of an answer with the time in the frontend
@@ -86,9 +86,14 @@ class AdmissionMiddleware:
                     raise
                 receive = _Replayed(body, receive)
             ticket = await self._door.enter(
-                place, arrival, left_s, num_bytes=num_bytes or 0, is_json=_is_json(headers)
+                place,
+                arrival,
+                left_s,
+                num_bytes=num_bytes or 0,
+                is_json=_is_json(headers),
+                leaving=scope.get(LEAVING),
             )
-        except ClientDisconnect:
+        except (ClientDisconnect, ClientLeft):
             return
         except SLOError as error:
             await http_response(error)(scope, receive, send)

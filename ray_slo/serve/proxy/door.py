@@ -13,7 +13,7 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 from ray_slo.serve.deadlines import PROXY_CALLBACK, PROXY_CALLBACK_ENV
@@ -113,6 +113,7 @@ class ProxyDoor:
         num_bytes: int = 0,
         is_json: bool = False,
         is_ours: bool = False,
+        leaving: list[Callable[[], object]] | None = None,
     ) -> Ticket:
         """Wait to go on. Call `leave` when the request is answered.
 
@@ -123,9 +124,11 @@ class ProxyDoor:
             is_json: whether the body is declared as JSON.
             is_ours: whether the request is for an application of ray-slo, even if that has not
                 answered yet. Then only a few requests go on until one is answered.
+            leaving: functions to call when the client leaves; see `Door.enter`.
 
         Raises:
             RefusedEarly: the request would be late.
+            ClientLeft: its client left.
             BodyTooLarge: its body is too large.
         """
         deadline = arrival + (_ORDERED_BY_S if budget_s is None else budget_s)
@@ -140,6 +143,7 @@ class ProxyDoor:
                 arrival + (_ORDERED_BY_S if budget_s is None else budget_s),
                 NOTHING if seen is None else seen.known,
                 may_refuse=seen is not None,
+                leaving=leaving,
             )
         except BaseException as error:
             if isinstance(

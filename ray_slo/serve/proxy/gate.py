@@ -34,6 +34,10 @@ _LATELY_S = 0.1  # seconds for the mean length of a turn
 _NEWEST = 0.1  # weight of the newest interval between two requests that went on
 
 
+class ClientLeft(Exception):
+    """The client left while its request waited."""
+
+
 class Known(NamedTuple):
     """Known capacity of the frontends and workers that will answer a request.
 
@@ -264,15 +268,22 @@ class Door:
         self.turn_s = 0.0
 
     async def enter(
-        self, deadline: float, known: Known = NOTHING, may_refuse: bool = True
+        self,
+        deadline: float,
+        known: Known = NOTHING,
+        may_refuse: bool = True,
+        leaving: list[Callable[[], object]] | None = None,
     ) -> Ticket:
         """Wait until the request may go on; see `Gate.arrive`. Call `leave` when it is done.
 
         Args:
             deadline: `time.monotonic()` seconds.
+            leaving: functions to call when the client leaves. A request that waits adds one, and
+                gives up its place when it is called.
 
         Raises:
             RefusedEarly: it would be late.
+            ClientLeft: the client left.
         """
         if self._left:
             ticket = self.gate.walk_in(self._clock(), deadline, known, may_refuse)
@@ -294,12 +305,17 @@ class Door:
             self._turn_soon()
         if not verdict.done():
             assert ticket is not None
+            if leaving is not None:
+                leaving.append(verdict.cancel)
             try:
                 left_s = deadline - self._clock() if may_refuse else None
                 await asyncio.wait([verdict], timeout=left_s)
             except asyncio.CancelledError:
                 self.gate.leave(ticket)
                 raise
+            if verdict.cancelled():
+                self.gate.leave(ticket)
+                raise ClientLeft
             if not verdict.done():
                 self.gate.leave(ticket)
                 told(self.gate.too_late())

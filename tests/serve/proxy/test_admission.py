@@ -37,7 +37,9 @@ class App:
         await send({"type": "http.response.body", "body": b"ok"})
 
 
-async def ask(door, body=b"1", headers=HEADERS, path="/m", waited_s=0.0, chunks=None):
+async def ask(
+    door, body=b"1", headers=HEADERS, path="/m", waited_s=0.0, chunks=None, leaving=None
+):
     """(status, headers, body) of an answer."""
     sent, rest = [], chunks if chunks is not None else [(body, False)]
 
@@ -54,6 +56,7 @@ async def ask(door, body=b"1", headers=HEADERS, path="/m", waited_s=0.0, chunks=
 
     scope = {"type": "http", "path": path, "headers": list(headers)}
     scope[ARRIVAL] = time.monotonic() - waited_s
+    scope[heads.LEAVING] = [] if leaving is None else leaving
     await door(scope, receive, send)
     if not sent:
         return None
@@ -108,6 +111,26 @@ async def test_who_has_no_answer_leaves_the_door_too():
         except RuntimeError:
             assert app is broken
         assert door._door.gate.inside == door._door.gate.waiting == 0
+
+
+@in_loop
+async def test_who_leaves_while_waiting_takes_nobodys_turn():
+    app = App()
+    door = AdmissionMiddleware(app)
+    await ask(door)
+    leaving = [[] for _ in range(50)]
+    app.scopes.clear()
+    asking = [asyncio.ensure_future(ask(door, leaving=one)) for one in leaving]
+    while not all(leaving[1:]):  # the first found nobody
+        await asyncio.sleep(0)
+    waiting = door._door.gate.waiting
+    for tell in [tell for one in leaving[10:] for tell in one]:
+        tell()
+    found = await asyncio.gather(*asking)
+    assert waiting > 40
+    assert [answer is not None for answer in found] == [True] * 10 + [False] * 40
+    assert len(app.scopes) == 10
+    assert door._door.gate.inside == door._door.gate.waiting == 0
 
 
 @in_loop
