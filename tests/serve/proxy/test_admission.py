@@ -10,7 +10,7 @@ import pytest
 from ray_slo.serve.proxy.admission import AdmissionMiddleware
 from ray_slo.serve.ray_private import http_head as heads
 from ray_slo.serve.ray_private.http_head import ARRIVAL
-from tests.serve.loops import in_loop
+from tests.serve.loops import in_loop, until
 
 HEADERS = [(b"content-length", b"1"), (b"x-slo-latency-ms", b"400")]
 
@@ -37,9 +37,7 @@ class App:
         await send({"type": "http.response.body", "body": b"ok"})
 
 
-async def ask(
-    door, body=b"1", headers=HEADERS, path="/m", waited_s=0.0, chunks=None, leaving=None
-):
+async def ask(door, body=b"1", headers=HEADERS, path="/m", waited_s=0.0, chunks=None, leaving=None):
     """(status, headers, body) of an answer."""
     sent, rest = [], chunks if chunks is not None else [(body, False)]
 
@@ -117,20 +115,22 @@ async def test_who_has_no_answer_leaves_the_door_too():
 async def test_who_leaves_while_waiting_takes_nobodys_turn():
     app = App()
     door = AdmissionMiddleware(app)
+    gate = door._door.gate
     await ask(door)
-    leaving = [[] for _ in range(50)]
+    gate.window = 1
+    app.go.clear()
     app.scopes.clear()
+    leaving = [[] for _ in range(50)]
     asking = [asyncio.ensure_future(ask(door, leaving=one)) for one in leaving]
-    while not all(leaving[1:]):  # the first found nobody
-        await asyncio.sleep(0)
-    waiting = door._door.gate.waiting
-    for tell in [tell for one in leaving[10:] for tell in one]:
+    await until(lambda: gate.waiting == 49)
+    for (tell,) in leaving[10:]:
         tell()
+    await until(lambda: gate.waiting == 9)
+    app.go.set()
     found = await asyncio.gather(*asking)
-    assert waiting > 40
     assert [answer is not None for answer in found] == [True] * 10 + [False] * 40
     assert len(app.scopes) == 10
-    assert door._door.gate.inside == door._door.gate.waiting == 0
+    assert gate.inside == gate.waiting == 0
 
 
 @in_loop
