@@ -102,7 +102,8 @@ class AdmissionMiddleware:
             headers.append((_WHOLE, b"1" if whole else b"0"))
             if refused := self._door.refused_before(place):
                 headers.append((_REFUSED, str(refused).encode()))
-            scope = {**scope, "headers": headers, ARRIVAL: arrival}
+            # Serve pickles the scope for a replica, which has no use for these functions.
+            scope = {**scope, "headers": headers, ARRIVAL: arrival, LEAVING: []}
             await self._app(scope, receive, self._watched(send, place, ticket))
         finally:
             self._door.leave(ticket)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import resource
+import weakref
 from typing import Any
 
 from starlette.responses import Response
@@ -30,7 +31,8 @@ class _Connections:
     """The connections of a server."""
 
     def __init__(self) -> None:
-        self._open: set[Any] = set()
+        # Weak, because a WebSocket takes the connection away from its protocol.
+        self._open: weakref.WeakSet[Any] = weakref.WeakSet()
         self._idle: dict[Any, float] = {}  # since when, by the loop's clock; the longest first
 
     def have_room(self, one: Any) -> bool:

@@ -1,8 +1,10 @@
 """HTTP connections leave descriptors for other files; the one that was idle longest gives way."""
 
 import asyncio
+import gc
 import json
 import resource
+from types import SimpleNamespace
 
 import pytest
 from uvicorn import Config
@@ -23,6 +25,23 @@ ASK = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 def test_the_share_of_the_descriptors(monkeypatch, files, most):
     monkeypatch.setattr(room.resource, "getrlimit", lambda which: (files, files))
     assert room.most(0.5) == most
+
+
+def test_a_connection_that_another_protocol_has_taken_is_not_counted(monkeypatch):
+    monkeypatch.setattr(room, "most", lambda share: 1)
+    connections, loop = room._Connections(), SimpleNamespace(time=lambda: 0.0)
+    one = Protocol(loop)
+    assert connections.have_room(one)
+    connections.busy(one)
+    assert not connections.have_room(Protocol(loop))
+    del one
+    gc.collect()
+    assert connections.have_room(Protocol(loop))
+
+
+class Protocol:
+    def __init__(self, loop):
+        self.loop = loop
 
 
 @in_loop
