@@ -391,7 +391,8 @@ def descriptors(spare):
     """Leave this process so many descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken = []
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    last = max(int(one.name) for one in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (last + 10, hard))
     try:
         with contextlib.suppress(OSError):
             while True:
