@@ -33,7 +33,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -288,6 +288,17 @@ def garbage(port: int, seed: int) -> list[Reply]:
     return at_once(port, [rng.bytes(300) + b"\r\n\r\n" for _ in range(200)] + heads * 50, 6.0)
 
 
+def cancels(port: int, seed: int) -> list[Reply]:
+    """Send 2,000 requests; each client leaves after at most 0.3 s."""
+    rng = np.random.default_rng(seed)
+    waves = [at_once(port, [post(1)] * 100, float(rng.uniform(0, 0.3))) for _ in range(20)]
+    return [reply for wave in waves for reply in wave]
+
+
+def idle_connections(port: int, seed: int) -> list[Reply]:
+    return at_once(port, [b""] * 3000, heard_s=10.0)
+
+
 def ordered(place: str, what: str, count: int, gap_s: float = 0.0) -> Callable[..., list[Reply]]:
     def attack(port: int, seed: int) -> list[Reply]:
         replies = []
@@ -303,16 +314,32 @@ def ordered(place: str, what: str, count: int, gap_s: float = 0.0) -> Callable[.
 # -- attacks over gRPC, on the port after that of HTTP -----------------------------------------
 
 
-def calls_at_once(port: int, requests: list[Any], heard_s: float = HEARD_S) -> list[Reply]:
-    """Call `Infer` with all requests at once, over 20 connections."""
+def calls_at_once(
+    port: int,
+    requests: list[Any],
+    heard_s: float = HEARD_S,
+    metadata: Sequence[Sequence[tuple[str, Any]]] = ((("application", APP),),),
+    leave_s: Sequence[float] = (HEARD_S,),
+) -> list[Reply]:
+    """Call `Infer` with all requests at once, over 20 connections.
+
+    Args:
+        metadata: of the calls, in turn.
+        leave_s: seconds until the caller of each cancels it, in turn.
+    """
     import grpc
 
     from ray_slo.serve.grpc import InferenceStub, reported
 
     async def call(stub: Any, request: Any, slot: int, replies: list[Reply]) -> None:
         began, status, reason = time.monotonic(), 200, ""
+        told = list(metadata[slot % len(metadata)])
+        pending = stub.Infer(request, metadata=told, timeout=heard_s)
+        asyncio.get_running_loop().call_later(leave_s[slot % len(leave_s)], pending.cancel)
         try:
-            await stub.Infer(request, metadata=[("application", APP)], timeout=heard_s)
+            await pending
+        except asyncio.CancelledError:
+            status = 0
         except grpc.aio.AioRpcError as error:
             reason = reported(error).get("reason", "")
             number, _ = error.code().value
@@ -352,6 +379,26 @@ def grpc_json(port: int, seed: int) -> list[Reply]:
 
 def grpc_large(port: int, seed: int) -> list[Reply]:
     return calls_at_once(port, [infer(json="1" * 20 * 2**20)] * 12)
+
+
+def grpc_cancels(port: int, seed: int) -> list[Reply]:
+    rng = np.random.default_rng(seed)
+    return calls_at_once(port, [infer()] * 2000, leave_s=rng.uniform(0, 0.3, 2000).tolist())
+
+
+def grpc_metadata(port: int, seed: int) -> list[Reply]:
+    """Name 2,000 unknown applications, and send 1,000 odd values to the right one."""
+    odd = [
+        [("x-slo-latency-ms", "9" * 500)],
+        [("x-request-timeout-seconds", "-1")],
+        [("x-slo-class", "x"), ("x-slo-class", "y")],
+        [(f"k{i}", "v" * 20) for i in range(100)],
+        [("k-bin", bytes(range(256)))],
+        [("k", "v" * 20_000)],
+    ]
+    ours = [[("application", APP), *odd[i % len(odd)]] for i in range(1000)]
+    others = [[("application", f"{seed}-{i}")] for i in range(2000)]
+    return calls_at_once(port, [infer()] * 3000, metadata=ours + others)
 
 
 def grpc_garbage(port: int, seed: int) -> list[Reply]:
@@ -409,6 +456,10 @@ ATTACKS = {
     "grpc-panic": Attack("gRPC: batch raises a BaseException", grpc_ordered("batch", "panic", 10)),
     "grpc-exit": Attack("gRPC: preprocess calls sys.exit", grpc_ordered("preprocess", "exit", 10)),
     "grpc-die": Attack("gRPC: preprocess calls os._exit", grpc_ordered("preprocess", "die", 1)),
+    "cancels": Attack("2,000 clients that leave", cancels),
+    "descriptors": Attack("3,000 connections without a request", idle_connections),
+    "grpc-cancels": Attack("gRPC: 2,000 calls that are cancelled", grpc_cancels),
+    "grpc-metadata": Attack("gRPC: unknown applications, odd metadata", grpc_metadata),
 }
 
 

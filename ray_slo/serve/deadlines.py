@@ -160,8 +160,8 @@ class TimeLimits:
         Raises:
             BadHeader: a bad value, if `strict`.
         """
-        proxied_s = self._seconds(PROXIED_HEADER)
-        return self._seconds(TIMEOUT_HEADER) if proxied_s is None else proxied_s
+        named_s, proxied_s = self._seconds(TIMEOUT_HEADER), self._seconds(PROXIED_HEADER)
+        return named_s if proxied_s is None else proxied_s
 
     def named_s(self) -> float | None:
         """Return the time until the deadline that the client names, in seconds, or None."""

@@ -24,13 +24,14 @@ import contextlib
 import io
 import itertools
 import logging
+import math
 import mmap
 import os
 import pickle
 import socket
 import struct
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any, NoReturn
 from uuid import uuid4
@@ -51,7 +52,11 @@ _INLINE = -1  # the place of a part that is in the message itself
 _READ = 65_536  # number of bytes to read ahead
 _SHARED = 65_536  # parts of at least this many bytes go through shared memory
 _ALIGNED = 64  # parts begin at multiples of this many bytes
-_AGAIN_S = 5.0  # seconds between attempts to connect
+_HELLO_S = 3.0  # seconds for a listener's first answer
+_BACKLOG = 128  # connections that wait to be accepted
+_ACCEPT_AGAIN_S = 1.0  # seconds until a process without descriptors tries to accept again
+_SAY_AGAIN_S = 60.0  # seconds until the log says so again
+_NO_OFFER = Offer(-1, 0)  # nobody can open it
 _CREDENTIALS = struct.Struct("3i")  # process, user and group of a peer
 _MAX_BYTES = 1 << 40
 _UNANSWERED = (1 << 64) - 1  # id of calls whose answer nobody waits for
@@ -257,13 +262,13 @@ class Connection(_Messages):
         self._lent: Lent | None = None
         self._places: dict[int, list[int]] = {}  # in `_lent`, by the call that needs them
 
-    async def share(self, lent: Lent) -> None:
+    async def share(self, lent: Lent | None) -> None:
         """Send large parts of calls through this memory, if the other side can open it.
 
         Raises:
             NotDirect, Disconnected: as for a call.
         """
-        if await self.call(lent.offer):
+        if await self.call(_NO_OFFER if lent is None else lent.offer):
             self._lent = lent
 
     async def call(self, value: Any) -> Any:
@@ -386,6 +391,22 @@ class _Answering(_Messages):
             self._write(pieces)
 
 
+@contextlib.contextmanager
+def _line() -> Iterator[socket.socket]:
+    """Give a socket to a block, and close it if the block fails.
+
+    Raises:
+        OSError: there is none.
+    """
+    line = socket.socket(socket.AF_UNIX)
+    line.setblocking(False)
+    try:
+        yield line
+    except BaseException:
+        line.close()
+        raise
+
+
 class Listener:
     """A socket for processes of this machine.
 
@@ -394,9 +415,12 @@ class Listener:
     """
 
     def __init__(self, answer: Callable[[Any], Awaitable[Any]]) -> None:
+        self._loop = asyncio.get_running_loop()
         self._answer = answer
         self._open: set[_Answering] = set()
-        self._server: Any = None
+        self._line: socket.socket | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._said_at = -math.inf
         self.address = ""  # empty if nobody can connect
 
     async def begin(self) -> None:
@@ -404,17 +428,41 @@ class Listener:
         if sys.platform != "linux":
             return
         address = f"ray-slo-{uuid4().hex}"
-        listening = socket.socket(socket.AF_UNIX)
         try:
-            listening.bind(f"\0{address}")
-            self._server = await asyncio.get_running_loop().create_unix_server(
-                lambda: _Answering(self._answer, self._open), sock=listening
-            )
+            with _line() as line:
+                line.bind(f"\0{address}")
+                line.listen(_BACKLOG)
         except OSError as error:
             logger.warning("direct connections are not possible; calls go through Ray: %r", error)
-            listening.close()
             return
-        self.address = address
+        self._line, self.address = line, address
+        self._listen()
+
+    def _listen(self) -> None:
+        if self._line is not None:
+            self._loop.add_reader(self._line, self._accept, self._line)
+
+    def _accept(self, listening: socket.socket) -> None:
+        # A server of asyncio would log a hundred tracebacks per second while there are no
+        # descriptors. One of uvloop would accept the connection and close it.
+        try:
+            line, _ = listening.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._loop.remove_reader(listening)
+            self._loop.call_later(_ACCEPT_AGAIN_S, self._listen)
+            if self._loop.time() - self._said_at > _SAY_AGAIN_S:
+                self._said_at = self._loop.time()
+                logger.warning("no direct connection can be accepted: %s", error)
+            return
+        line.setblocking(False)
+        heard = self._loop.connect_accepted_socket(
+            lambda: _Answering(self._answer, self._open), line
+        )
+        task = self._loop.create_task(heard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     @property
     def is_heard(self) -> bool:
@@ -422,79 +470,31 @@ class Listener:
         return bool(self._open)
 
     def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        if self._line is not None:
+            self._loop.remove_reader(self._line)
+            self._line.close()
+            self._line = None
         for one in list(self._open):
             one.close()
 
 
-async def connect(address: str) -> Connection | None:
-    """A connection to a listener; None if there is no such address on this machine."""
-    line = socket.socket(socket.AF_UNIX)
-    try:
-        line.setblocking(False)
-        line.connect(f"\0{address}")
-        _, connection = await asyncio.get_running_loop().create_unix_connection(
-            Connection, sock=line
-        )
-    except OSError:
-        line.close()
-        return None
-    return connection if connection.is_open else None
-
-
-class Connections:
-    """A frontend's connections, by worker.
+async def connect(address: str, lent: Lent | None = None) -> Connection | None:
+    """Return a connection to a listener, when it has answered. None if there is no such address on
+    this machine, or no answer in time: a process without descriptors cannot accept a connection.
 
     Args:
-        address_of: function that asks a worker of a kind for its address. It raises if there is no
-            answer.
-        spawn: function that runs a coroutine as a task.
+        lent: memory for large parts of calls.
     """
-
-    def __init__(
-        self,
-        address_of: Callable[[str, str], Awaitable[str]],
-        spawn: Callable[[Any], Any],
-    ) -> None:
-        self._address_of = address_of
-        self._spawn = spawn
-        self._loop = asyncio.get_running_loop()
-        self._open: dict[str, Connection] = {}
-        self._lent: Lent | None = None
-        self._not_before: dict[
-            str, float
-        ] = {}  # earliest next attempt, by worker without a connection
-
-    def to(self, kind: str, worker: str) -> Connection | None:
-        """Return an open connection to a worker. If there is none, return None and begin to
-        connect."""
-        connection = self._open.get(worker)
+    connection: Connection | None = None
+    try:
+        with _line() as line:
+            line.connect(f"\0{address}")
+            _, connection = await asyncio.get_running_loop().create_unix_connection(
+                Connection, sock=line
+            )
+        await asyncio.wait_for(connection.share(lent), _HELLO_S)
+    except (OSError, NotDirect, Disconnected, asyncio.TimeoutError):
         if connection is not None:
-            if connection.is_open:
-                return connection
-            del self._open[worker]
-        now = self._loop.time()
-        if now >= self._not_before.get(worker, now):
-            self._not_before = {w: at for w, at in self._not_before.items() if at > now}
-            self._not_before[worker] = now + _AGAIN_S
-            self._spawn(self._connect(kind, worker))
-        return None
-
-    async def _connect(self, kind: str, worker: str) -> None:
-        with contextlib.suppress(
-            Exception
-        ):  # Serve's handle failed; a call with it gives a better error
-            address = await self._address_of(kind, worker)
-            connection = await connect(address) if address else None
-            if connection is not None:
-                self._open[worker] = connection
-                if self._lent is None:
-                    self._lent = Lent()
-                await connection.share(self._lent)
-
-    def close(self) -> None:
-        for connection in self._open.values():
             connection.close()
-        if self._lent is not None:
-            self._lent.close()
+        return None
+    return connection

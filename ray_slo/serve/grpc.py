@@ -13,12 +13,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from starlette.responses import Response
 
-from ray_slo.serve.errors import SLOError, error_body, http_status
+from ray_slo.serve.errors import BadInput, SLOError, error_body, http_status
 from ray_slo.serve.frontend.answer import Answer, to_json
 from ray_slo.serve.protos import (
     SERVICE,
@@ -121,12 +123,20 @@ def _add_inference(servicer: Any, server: Any) -> None:
     handlers = {
         name: grpc.unary_unary_rpc_method_handler(
             getattr(servicer, name),
-            request_deserializer=request.FromString,
+            request_deserializer=partial(_read, request),
             response_serializer=reply.SerializeToString,
         )
         for name, (request, reply) in _METHODS.items()
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+
+def _read(kind: Any, message: bytes) -> Any:
+    """Return a client's message, or the error if its bytes are none. gRPC would log a traceback."""
+    try:
+        return kind.FromString(message)
+    except DecodeError:
+        return BadInput(f"the bytes are no {kind.DESCRIPTOR.full_name}", field="message")
 
 
 def add_inference_to_server(servicer: Any, server: Any) -> None:
@@ -135,6 +145,8 @@ def add_inference_to_server(servicer: Any, server: Any) -> None:
 
     async def call(handle: Handle, request: Any, context: Any) -> Any:
         try:
+            if isinstance(request, BadInput):
+                raise request
             return await again(handle, request, context)
         except SLOError as error:
             fail(context, error)

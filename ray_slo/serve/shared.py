@@ -39,8 +39,12 @@ class Lent:
         if not hasattr(os, "memfd_create"):
             raise OSError("only Linux has anonymous files")
         self._file = os.memfd_create("ray-slo")
-        os.ftruncate(self._file, size)
-        self._memory = mmap.mmap(self._file, size)
+        try:
+            os.ftruncate(self._file, size)
+            self._memory = mmap.mmap(self._file, size)  # needs a second descriptor
+        except OSError:
+            os.close(self._file)
+            raise
         self._gaps = [(0, size)]  # begin and end of free parts, in ascending order
         self._taken: dict[int, int] = {}  # end of a part that is in use, by its begin
         self._timer: asyncio.TimerHandle | None = None
@@ -90,7 +94,8 @@ class Lent:
             self._timer = loop.call_later(_KEEP_S, self._give_back)
 
     def _give_back(self) -> None:
-        self._memory.madvise(mmap.MADV_REMOVE)
+        with contextlib.suppress(OSError):  # the system may need memory to free memory
+            self._memory.madvise(mmap.MADV_REMOVE)
 
     def close(self) -> None:
         """Free the memory. Receivers that have opened it keep it until they close it."""

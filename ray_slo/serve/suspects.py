@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 ATTEMPT: ContextVar[str] = ContextVar("ray_slo_attempt_id", default="")
 
 _SLOTS, _BYTES = 1024, 16
+_NOTE_BYTES = 4096  # room for the note of a worker that ends itself
 _ENDED, _SICK = "ended", "sick"
 _TICK_S = 0.05  # longer than a tick of a file system's clock
 _KEPT = 16  # number of files of ended processes that are kept
@@ -158,8 +159,9 @@ class _MarkFiles:
         for name in names - self._open.keys():
             with contextlib.suppress(OSError):
                 self._open[name] = os.open(self._folder / name, os.O_RDONLY)
-        # Another file may come within the same tick of the file system's clock.
-        self._is_complete = now - self._seen_at > _TICK_S
+        # Another file may come within the same tick of the file system's clock, and one that could
+        # not be opened may be opened later.
+        self._is_complete = now - self._seen_at > _TICK_S and names <= self._open.keys()
 
 
 @functools.cache
@@ -194,7 +196,10 @@ def note_own_end(name: str, folder: Path | None = None) -> None:
     try:
         folder = folder or _folder()
         _sweep(folder)
-        file = (folder / f"{os.getpid()}-{_ENDED}-{name}").open("w")
+        note = folder / f"{os.getpid()}-{_ENDED}-{name}"
+        # Take room for the note now. The disk may be full when it is needed.
+        note.write_bytes(bytes(_NOTE_BYTES))
+        file = note.open("r+")
     except OSError as error:
         _warn(error)
         return
@@ -225,7 +230,7 @@ def ended_itself(name: str, folder: Path | None = None) -> str:
     with contextlib.suppress(OSError):
         for path in (folder or _folder()).glob(f"*-{_ENDED}-{name}"):
             with contextlib.suppress(OSError):
-                return path.read_text(errors="replace").strip()
+                return path.read_text(errors="replace").strip("\0 \n")
     return ""
 
 

@@ -185,6 +185,26 @@ def test_the_program_itself_with_haproxy_in_place_of_the_proxies():
     assert (found["sent"], found["refused"], found["other"]) == (10, 10, 0)  # all with a reason
 
 
+def test_clients_that_leave_and_connections_without_requests(ports):
+    """The service is well afterwards: nothing of theirs is in progress."""
+    port, grpc_port = ports
+    at_once(port, [b""] * 300 + [post(1)] * 200, heard_s=0.05)
+    calls_at_once(grpc_port, [infer()] * 200, leave_s=[0.01, 0.03, 0.1])
+
+
+def test_odd_metadata_of_grpc(ports):
+    def ask(*metadata):
+        (reply,) = calls_at_once(ports[1], [infer()], metadata=[metadata])
+        return reply.status, reply.reason
+
+    ours = ("application", attacks.APP)
+    assert ask(ours, ("k-bin", bytes(range(256))), *[("k", "v")] * 50) == (200, "")
+    # Serve passes it to the only application. If there are several, it says NOT_FOUND itself.
+    assert ask(("application", "nobody")) in {(503, "unknown_model"), (905, "")}
+    for name, value in (("x-request-timeout-seconds", "-1"), ("x-slo-latency-ms", "9" * 400)):
+        assert ask(ours, (name, value)) == (503, "bad_header")
+
+
 def test_slow_clients(ports):
     bodies = [post(1, "x-slo-latency-ms: 300", body=b"1" * 99)[:-9]] * 30
     heads = [post(1)[:40]] * 30

@@ -1,11 +1,14 @@
 """`@ray_slo.deployment` on a local Ray, with the scheduler embedded and as an actor."""
 
 import asyncio
+import contextlib
 import hashlib
+import json
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import httpx
 import pytest
 from apps import Digest, Echo, Tasks
@@ -16,6 +19,8 @@ from waiting import eventually, held, posted, status_of
 
 import ray_slo
 from ray_slo.errors import BadInput, BatchResultError, RefusedEarly, UnknownModel
+from ray_slo.serve.grpc import InferenceStub
+from ray_slo.serve.protos import InferRequest
 
 pytestmark = pytest.mark.live
 
@@ -273,6 +278,36 @@ def test_http_large_bodies_arrive_whole_and_through_shared_memory(ray_cluster):
         bodies = [rng.randbytes(size) for size in (0, 1, 70_000, 300_000, 5_000_000, 16_000_000)]
         with ThreadPoolExecutor(12) as threads:
             assert all(threads.map(said_of, bodies * 3))
+
+
+def test_two_applications_with_equal_names(ray_cluster):
+    """No way leads to the other one's workers."""
+    powers = {"first": 2, "second": 3}
+    with contextlib.ExitStack() as running:
+        handles = {}
+        for app, power in powers.items():
+            made = TaskApp.options(scheduler="actor", name="equal").bind(power=power)
+            handles[app] = running.enter_context(ray_cluster.running(made, app, f"/{app}"))
+        stub = InferenceStub(running.enter_context(grpc.insecure_channel(ray_cluster.grpc)))
+        asked = [(app, n) for n in range(20) for app in powers]
+
+        def over_http(app, n):
+            return httpx.post(f"{ray_cluster.url}/{app}", json=n, timeout=30).json()
+
+        def over_grpc(app, n):
+            named = [("application", app)]
+            return json.loads(stub.Infer(InferRequest(json=str(n)), metadata=named).json)
+
+        def by_handle(app, n):
+            return handles[app].remote(n).result()
+
+        with ThreadPoolExecutor(12) as threads:
+            for ask in (over_http, over_grpc, by_handle):
+                found = list(threads.map(lambda one, ask=ask: ask(*one), asked))
+                assert found == [{"value": float(n ** powers[app])} for app, n in asked]
+        first, second = (status_of(handle) for handle in handles.values())
+        assert not first["workers"].keys() & second["workers"].keys()
+        assert first["counts"]["granted"] == second["counts"]["granted"] == 60
 
 
 def test_composition_and_fastapi(ray_cluster):

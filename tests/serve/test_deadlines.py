@@ -54,7 +54,7 @@ def test_time_that_a_client_gives(pairs, latency_ms):
 )
 def test_header_that_is_no_number(name, value):
     with pytest.raises(BadHeader) as refused:
-        latency_ms_of([(name, value)])
+        latency_ms_of([(name, value), (PROXIED, "400")])
     body = refused.value.to_body()
     assert (refused.value.http_status, body["field"]) == (400, name)
     assert f"header {name} must be a positive number" in body["message"]

@@ -3,7 +3,10 @@
 import asyncio
 import contextlib
 import os
+import resource
+import socket
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +16,6 @@ from hypothesis import strategies as st
 
 from ray_slo.serve import direct
 from ray_slo.serve.direct import (
-    Connections,
     Disconnected,
     Listener,
     NotDirect,
@@ -21,6 +23,8 @@ from ray_slo.serve.direct import (
     decode,
     encode,
 )
+from ray_slo.serve.frontend import workers
+from ray_slo.serve.frontend.workers import Connections
 from ray_slo.serve.payloads import Items
 from ray_slo.serve.shared import Lent
 from tests.serve.loops import in_loop, settle, until
@@ -340,9 +344,78 @@ async def test_a_system_without_shared_memory_connects_all_the_same(monkeypatch)
     async def address_of(kind, worker):
         return listener.address
 
-    monkeypatch.setattr(direct, "Lent", refused)
+    monkeypatch.setattr(workers, "Lent", refused)
     async with listening(answer) as (listener, _):
         connections = Connections(address_of, asyncio.ensure_future)
         connection = await until(lambda: connections.to("gpu", "w"))
         assert await connection.call(Items([LARGE])) == len(LARGE)
         connections.close()
+
+
+@in_loop
+async def test_nobody_waits_for_a_listener_that_accepts_no_connection(monkeypatch):
+    """The kernel connects, and a process without descriptors never accepts."""
+    monkeypatch.setattr(direct, "_HELLO_S", 0.02)
+    with socket.socket(socket.AF_UNIX) as line:
+        line.bind(f"\0ray-slo-{os.getpid()}")
+        line.listen()
+        assert await connect(f"ray-slo-{os.getpid()}") is None
+        await settle()
+        accepted, _ = line.accept()
+        with accepted:
+            while accepted.recv(4096):  # our end is closed
+                pass
+
+
+@in_loop
+async def test_without_descriptors_calls_go_another_way(monkeypatch, caplog):
+    """Nothing fails, nothing stays open, and all is well when there are descriptors again."""
+
+    async def answer(value):
+        return value
+
+    monkeypatch.setattr(direct, "_HELLO_S", 0.05)
+    monkeypatch.setattr(direct, "_ACCEPT_AGAIN_S", 0.01)
+    async with listening(answer) as (listener, connection):
+        before = open_files()
+        for spare in (0, 1, 2):
+            with descriptors(spare):
+                assert await connection.call(spare) == spare
+                if (made := await connect(listener.address)) is not None:
+                    made.close()
+                other = Listener(answer)
+                await other.begin()
+                other.close()
+                with contextlib.suppress(OSError):
+                    Lent(1 << 16).close()
+            await settle()
+        assert "direct connections are not possible" in caplog.text
+        assert caplog.text.count("no direct connection can be accepted") == 1
+        await until(lambda: open_files() <= before)
+        again = await until(lambda: listener.is_heard) and await connect(listener.address)
+        assert await again.call(5) == 5
+        again.close()
+
+
+def open_files():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@contextlib.contextmanager
+def descriptors(spare):
+    """Leave this process so many descriptors."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = []
+    last = max(int(one.name) for one in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (last + 10, hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        for _ in range(spare):
+            os.close(taken.pop())
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for one in taken:
+            os.close(one)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import subprocess
 import sys
@@ -156,6 +157,29 @@ def test_files_that_come_and_go_are_seen(tmp_path, monkeypatch):
         second.close()
         assert not is_suspect(attempt, tmp_path)
     ATTEMPT.set("")
+
+
+def test_without_descriptors_a_file_is_read_later(tmp_path, monkeypatch):
+    ATTEMPT.set(attempt := new_attempt())
+    monkeypatch.setattr(suspects, "_TICK_S", 0.0)
+
+    def none_left(*args):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with Marks(tmp_path).inside():
+        with monkeypatch.context() as without:
+            without.setattr(suspects.os, "open", none_left)
+            assert not any(is_suspect(attempt, tmp_path) for _ in range(3))
+        assert is_suspect(attempt, tmp_path)
+    ATTEMPT.set("")
+
+
+def test_a_worker_takes_the_room_for_its_note_when_it_starts(tmp_path):
+    """Files may grow no more, as on a full disk."""
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+    arguments = [sys.executable, "-c", limited + ENDS_ITSELF, str(tmp_path), "crash"]
+    subprocess.run(arguments, check=False, capture_output=True)
+    assert "Segmentation fault" in ended_itself("w", tmp_path)
 
 
 @pytest.mark.parametrize("attempt", ["", "zz", "ab", "00" * 17, "é" * 32])

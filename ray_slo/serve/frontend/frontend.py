@@ -30,6 +30,7 @@ from ray_slo.serve.errors import (
     BadInput,
     ConfigError,
     SLOError,
+    UnknownModel,
     http_response,
     outcome_of,
 )
@@ -230,6 +231,7 @@ class Frontend:
         metadata = grpc_context.invocation_metadata()
         headers = dict(metadata)
         try:
+            _check_application(self._names[0], headers)
             name = intake.model_name(request.model or None)
             asked, kind, body = intake.asked_grpc(request, metadata, name, arrival)
             intake.heed_proxy(headers, asked)
@@ -252,8 +254,13 @@ class Frontend:
                 told = [*grpc_context.trailing_metadata(), capacity]
                 grpc_context.set_trailing_metadata(told)
 
-    async def Describe(self, request: Any) -> Any:  # noqa: N802
+    async def Describe(self, request: Any, grpc_context: Any) -> Any:  # noqa: N802
         """Return the description that GET returns over HTTP."""
+        try:
+            _check_application(self._names[0], dict(grpc_context.invocation_metadata()))
+        except UnknownModel as error:
+            grpc.fail(grpc_context, error)
+            return DescribeReply()
         return DescribeReply(json=json.dumps(self._intake.describe()))
 
     async def _check_ready(self, asked: Asked) -> None:
@@ -419,6 +426,19 @@ def _only(items: Sequence[Any], others: Mapping[str, Any]) -> Any:
             "once for each"
         )
     return items[0]
+
+
+def _check_application(app: str, metadata: Mapping[str, str]) -> None:
+    """Check that a gRPC call is for this application. Serve passes all calls to the only
+    application that is there, also those for one that was deleted.
+
+    Raises:
+        UnknownModel: it is for another one.
+    """
+    named = metadata.get("application")
+    if named and named != app:
+        said = f"application {quoted(named)} is not there; choose {app}"
+        raise UnknownModel(said, valid=[app])
 
 
 def _log(error: Exception) -> None:

@@ -321,10 +321,7 @@ class Ledger:
 
     def _refused(self, refusal: Refusal) -> None:
         now = self._clock()
-        for request_id in refusal.request_ids:
-            entry = self._entries.get(request_id)
-            if entry is None:
-                continue
+        for entry in filter(None, map(self._entries.get, refusal.request_ids)):
             if refusal.reason == DropReason.EXPIRED:
                 slo_ms = entry.asked.slo_s * 1e3
                 said = f"waited until its deadline of {slo_ms:.4g} ms was out of reach"

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import ray
@@ -14,7 +14,7 @@ import ray
 from ray_slo.core.policy import Expected
 from ray_slo.core.seldom import Seldom
 from ray_slo.serve.config.spec import AppSpec, worker_deployment
-from ray_slo.serve.direct import Connections, Disconnected, NotDirect
+from ray_slo.serve.direct import Connection, Disconnected, NotDirect, connect
 from ray_slo.serve.errors import BatchResultError, ConfigError, NotReady
 from ray_slo.serve.frontend.ledger import Entry, WorkerGone
 from ray_slo.serve.frontend.startup import Startup
@@ -22,11 +22,13 @@ from ray_slo.serve.frontend.surroundings import Surroundings
 from ray_slo.serve.messages import Capacity, Grant, Heartbeat, Piece, PieceResult, Stop
 from ray_slo.serve.payloads import Items, why
 from ray_slo.serve.scheduler.channel import Channel
+from ray_slo.serve.shared import Lent
 from ray_slo.serve.watch import tracing
 
 logger = logging.getLogger(__name__)
 logger.addFilter(Seldom(10))
 
+_CONNECT_AGAIN_S = 5.0  # seconds between attempts to connect
 _MEET_S = 5.0  # seconds for workers to introduce themselves again
 _FIRST_S = 2.0  # the same at the start; without an answer, no worker is up
 _LOOK_S = 0.3  # seconds between two checks of what workers can serve, until it is everything
@@ -288,3 +290,60 @@ class Workers:
         self._capacity = await asyncio.wait_for(self._channel.capacity(), within_s)
         for model, capacity in self._capacity.items():
             self._most[model] = max(self._most.get(model, 0), len(capacity.workers))
+
+
+class Connections:
+    """A frontend's direct connections to workers of its machine.
+
+    Args:
+        address_of: function that asks a worker of a kind for its address. It raises if there is no
+            answer.
+        spawn: function that runs a coroutine as a task.
+    """
+
+    def __init__(
+        self,
+        address_of: Callable[[str, str], Awaitable[str]],
+        spawn: Callable[[Any], Any],
+    ) -> None:
+        self._address_of = address_of
+        self._spawn = spawn
+        self._loop = asyncio.get_running_loop()
+        self._open: dict[str, Connection] = {}
+        self._lent: Lent | None = None
+        self._not_before: dict[
+            str, float
+        ] = {}  # earliest next attempt, by worker without a connection
+
+    def to(self, kind: str, worker: str) -> Connection | None:
+        """Return an open connection to a worker. If there is none, return None and begin to
+        connect."""
+        connection = self._open.get(worker)
+        if connection is not None:
+            if connection.is_open:
+                return connection
+            del self._open[worker]
+        now = self._loop.time()
+        if now >= self._not_before.get(worker, now):
+            self._not_before = {w: at for w, at in self._not_before.items() if at > now}
+            self._not_before[worker] = now + _CONNECT_AGAIN_S
+            self._spawn(self._connect(kind, worker))
+        return None
+
+    async def _connect(self, kind: str, worker: str) -> None:
+        with contextlib.suppress(
+            Exception
+        ):  # Serve's handle failed; a call with it gives a better error
+            if not (address := await self._address_of(kind, worker)):
+                return
+            if self._lent is None:
+                with contextlib.suppress(OSError):
+                    self._lent = Lent()
+            if (connection := await connect(address, self._lent)) is not None:
+                self._open[worker] = connection
+
+    def close(self) -> None:
+        for connection in self._open.values():
+            connection.close()
+        if self._lent is not None:
+            self._lent.close()

@@ -25,10 +25,10 @@ from ray_slo.serve.deadlines import (
 from ray_slo.serve.errors import RefusedEarly, SLOError, http_response
 from ray_slo.serve.frontend.http import body_of
 from ray_slo.serve.proxy.door import ProxyDoor
-from ray_slo.serve.proxy.gate import Ticket
+from ray_slo.serve.proxy.gate import ClientLeft, Ticket
 from ray_slo.serve.proxy.places import Place, place_of
 from ray_slo.serve.ray_private.addresses import Routes
-from ray_slo.serve.ray_private.http_head import ARRIVAL
+from ray_slo.serve.ray_private.http_head import ARRIVAL, LEAVING
 
 _CAPACITY = CAPACITY_HEADER.encode()
 _LATENCY = LATENCY_HEADER.encode()  # header of an answer with the time in the frontend
@@ -88,9 +88,14 @@ class AdmissionMiddleware:
                     raise
                 receive = _Replayed(body, receive)
             ticket = await self._door.enter(
-                place, arrival, left_s, num_bytes=num_bytes or 0, is_json=_is_json(headers)
+                place,
+                arrival,
+                left_s,
+                num_bytes=num_bytes or 0,
+                is_json=_is_json(headers),
+                leaving=scope.get(LEAVING),
             )
-        except ClientDisconnect:
+        except (ClientDisconnect, ClientLeft):
             return
         except SLOError as error:
             await http_response(error)(scope, receive, send)
@@ -99,7 +104,8 @@ class AdmissionMiddleware:
             headers.append((_WHOLE, b"1" if whole else b"0"))
             if refused := self._door.refused_before(place):
                 headers.append((_REFUSED, str(refused).encode()))
-            scope = {**scope, "headers": headers, ARRIVAL: arrival}
+            # Serve pickles the scope for a replica, which has no use for these functions.
+            scope = {**scope, "headers": headers, ARRIVAL: arrival, LEAVING: []}
             await self._app(scope, receive, self._watched(send, place, ticket))
         finally:
             self._door.leave(ticket)

@@ -27,11 +27,12 @@ from ray_slo.core.environment import GRPC_HOST, MAX_BODY_BYTES
 from ray_slo.serve.deadlines import HEADERS, HTTP_PAGE
 from ray_slo.serve.deadlines import PROXY_CALLBACK as PROXY_CALLBACK
 from ray_slo.serve.deadlines import PROXY_CALLBACK_ENV as PROXY_CALLBACK_ENV
-from ray_slo.serve.errors import BadHeader, BodyTooLarge, http_response
+from ray_slo.serve.errors import BadHeader, BodyTooLarge, RefusedEarly, http_response
 from ray_slo.serve.proxy.admission import AdmissionMiddleware
 from ray_slo.serve.proxy.direct import DirectMiddleware
 from ray_slo.serve.proxy.door import shared
 from ray_slo.serve.proxy.http import FailoverMiddleware
+from ray_slo.serve.proxy.room import GRPC_SHARE, most, with_room
 
 _MAX_HEADERS_BYTES = 65_536  # largest size of all headers together
 _SHORT = 64  # keys of header names up to this many characters are remembered
@@ -163,14 +164,20 @@ def middlewares() -> list[Middleware]:
     give_back()
     max_body_bytes = MAX_BODY_BYTES.read()
     grpc_server.bind_to(GRPC_HOST.read())
-    grpc_server.bound_messages(max_body_bytes + MESSAGE_OVERHEAD)
-    bound_heads()
+    grpc_server.bound_messages(max_body_bytes + MESSAGE_OVERHEAD, most(GRPC_SHARE))
+    bound_heads(functools.partial(with_room, full=http_response(_full())))
     accept_many()
     bounds = Middleware(BoundsMiddleware, max_body_bytes=max_body_bytes)
     # Serve wraps each middleware around those before it, so the last one sees a request first.
     if _is_replica():
         return [Middleware(DirectMiddleware), bounds]
     return [Middleware(FailoverMiddleware), Middleware(AdmissionMiddleware, door=shared()), bounds]
+
+
+def _full() -> RefusedEarly:
+    """Return the error for a client for whose connection there is no room."""
+    said = "the server has as many connections as it has descriptors for, and all have requests"
+    return RefusedEarly(said, reason="queue_full", retry_after_s=1.0)
 
 
 def _is_replica() -> bool:

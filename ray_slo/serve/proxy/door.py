@@ -16,6 +16,7 @@ import math
 import os
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import NamedTuple
 
 from ray_slo.core.recent import Recent
@@ -114,6 +115,7 @@ class ProxyDoor:
         num_bytes: int = 0,
         is_json: bool = False,
         is_ours: bool = False,
+        leaving: list[Callable[[], object]] | None = None,
     ) -> Ticket:
         """Wait to go on. Call `leave` when the request is answered.
 
@@ -124,9 +126,11 @@ class ProxyDoor:
             is_json: whether the body is declared as JSON.
             is_ours: whether the request is for an application of ray-slo, even if that has not
                 answered yet. Then only a few requests go on until one is answered.
+            leaving: functions to call when the client leaves; see `Door.enter`.
 
         Raises:
             RefusedEarly: the request would be late, or waited too long.
+            ClientLeft: its client left.
             Expired: its deadline passed before anything was known of its place.
             BodyTooLarge: its body is too large.
         """
@@ -143,6 +147,7 @@ class ProxyDoor:
                     NOTHING if seen is None else seen.known,
                     self._rank(place, is_ours),
                     place,
+                    leaving,
                 )
             except NowKnown:
                 continue

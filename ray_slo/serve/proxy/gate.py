@@ -41,6 +41,10 @@ _LATELY_S = 0.1  # seconds for the mean length of a turn
 _NEWEST = 0.1  # weight of the newest interval between two requests that went on
 
 
+class ClientLeft(Exception):
+    """The client left while its request waited."""
+
+
 class Known(NamedTuple):
     """Known capacity of the frontends and workers that will answer a request.
 
@@ -321,22 +325,33 @@ class Door:
         known: Known = NOTHING,
         rank: Rank = Rank.KNOWN,
         place: Any = None,
+        leaving: list[Callable[[], object]] | None = None,
     ) -> Ticket:
         """Wait until the request may go on; see `Gate.arrive`. Call `leave` when it is done.
 
         Args:
             deadline: `time.monotonic()` seconds.
+            leaving: functions to call when the client leaves. A request that waits adds one, and
+                gives up its place when it is called.
 
         Raises:
             RefusedEarly: it would be late.
+            ClientLeft: the client left.
             NowKnown: `Gate.call_again` called it.
         """
-        ticket = await self._entered(deadline, known, rank, place)
+        ticket = await self._entered(deadline, known, rank, place, leaving)
         if rank is Rank.STRANGE:
             asyncio.get_running_loop().call_later(STRANGER_S, self._discount, ticket)
         return ticket
 
-    async def _entered(self, deadline: float, known: Known, rank: Rank, place: Any) -> Ticket:
+    async def _entered(
+        self,
+        deadline: float,
+        known: Known,
+        rank: Rank,
+        place: Any,
+        leaving: list[Callable[[], object]] | None,
+    ) -> Ticket:
         if self._left:
             ticket = self.gate.walk_in(self._clock(), deadline, known, rank, place)
             if ticket is not None:
@@ -357,11 +372,16 @@ class Door:
             self._turn_soon()
         if not verdict.done():
             assert ticket is not None
+            if leaving is not None:
+                leaving.append(verdict.cancel)
             try:
                 await asyncio.wait([verdict], timeout=deadline - self._clock())
             except asyncio.CancelledError:
                 self.gate.leave(ticket)
                 raise
+            if verdict.cancelled():
+                self.gate.leave(ticket)
+                raise ClientLeft
             if not verdict.done():
                 self.gate.leave(ticket)
                 told(self.gate.too_late())

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import wraps
 from typing import Any
 
 _PENDING_CALLS = 20_000
+_BEGIN_MS = 30_000  # a connection has this long to begin; as a head of HTTP/1
+_IDLE_MS = 120_000  # a connection without a call for this time is closed
 
 Handle = Callable[[Any, Any], Awaitable[Any]]
 
@@ -31,9 +34,9 @@ def bind_to(host: str) -> None:
     default_impl.add_grpc_address = add_grpc_address
 
 
-def bound_messages(max_bytes: int) -> None:
-    """Make Serve's gRPC server of this process refuse larger messages, and accept more than a
-    thousand calls at a time.
+def bound_messages(max_bytes: int, max_connections: float = math.inf) -> None:
+    """Make Serve's gRPC server of this process refuse larger messages and more connections, close
+    idle connections, and accept more than a thousand calls at a time.
 
     Serve accepts messages of 2 GiB, or of `RAY_SERVE_GRPC_MAX_MESSAGE_SIZE` bytes, in both
     directions. gRPC cancels calls at random if more than a thousand are unprocessed. The admission
@@ -46,6 +49,10 @@ def bound_messages(max_bytes: int) -> None:
     options[key] = min(options.get(key, max_bytes), max_bytes)
     for key in ("grpc.server.max_pending_requests", "grpc.server.max_pending_requests_hard_limit"):
         options.setdefault(key, _PENDING_CALLS)
+    options.setdefault("grpc.server_handshake_timeout_ms", _BEGIN_MS)
+    options.setdefault("grpc.max_connection_idle_ms", _IDLE_MS)
+    if max_connections < math.inf:
+        options.setdefault("grpc.max_allowed_incoming_connections", int(max_connections))
     grpc_util.DEFAULT_GRPC_SERVER_OPTIONS = list(options.items())
 
 

@@ -333,19 +333,25 @@ def write_whole(scope: Any, send: Any, response: Response) -> bool:
         or scope["method"] == "HEAD"
     ):
         return False
-    body = response.body
     headers = [*cycle.default_headers, *response.raw_headers]
-    status = _STATUS.get(response.status_code)
-    head = _END.join([status or b"", *[name + b": " + value for name, value in headers]])
+    head, _, body = parts = in_parts(response, headers)
     is_text = head.count(b"\n") == head.count(b"\r") == len(headers) and b"\0" not in head
     has_length = sum(name == _LENGTH and value == b"%d" % len(body) for name, value in headers) == 1
-    if not (status and is_text and has_length) or any(name in _UVICORNS for name, _ in headers):
+    if not (head and is_text and has_length) or any(name in _UVICORNS for name, _ in headers):
         return False
     cycle.response_started = cycle.response_complete = True
-    cycle.transport.write(b"".join((head, _END, _END, body)))
+    cycle.transport.write(b"".join(parts))
     cycle.message_event.set()
     cycle.on_response()
     return True
+
+
+def in_parts(response: Response, headers: list[tuple[bytes, bytes]]) -> tuple[bytes, bytes, bytes]:
+    """Return the head of an answer, what separates it from the body, and the body. The head is
+    empty if its status is unknown."""
+    status, body = _STATUS.get(response.status_code), bytes(response.body)
+    lines = [status, *[name + b": " + value for name, value in headers]] if status else []
+    return _END.join(lines), 2 * _END, body
 
 
 def arrival_here(scope: Any) -> float | None:
@@ -374,15 +380,18 @@ def waited_s(line: Any) -> float:
     return float(waited_ms) / 1e3
 
 
-def bound_heads() -> None:
+def bound_heads(also: Callable[[type[Any]], type[Any]] = lambda protocol: protocol) -> None:
     """Make the HTTP server that this process starts next limit heads.
+
+    Args:
+        also: function that adds something else to uvicorn's `HttpToolsProtocol`.
 
     Does nothing without httptools: uvicorn then uses h11, which has a limit.
     """
     logging.getLogger("uvicorn.error").addFilter(Seldom())  # a line per request that is not HTTP
     current: Any = auto.AutoHTTPProtocol
     if current.__name__ == "HttpToolsProtocol":
-        auto.AutoHTTPProtocol = bounded(current)
+        auto.AutoHTTPProtocol = bounded(also(current))
 
 
 def accept_many() -> None:

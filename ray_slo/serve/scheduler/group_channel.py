@@ -59,7 +59,8 @@ class GroupedChannel(Channel):
         self._channels: dict[str, Channel] = {}
         self._routes: Mapping[str, str] = {}
         self._queued: dict[int, tuple[str, str]] = {}  # (model, group) by request
-        self._unrouted: dict[int, Submit] = {}  # requests that wait for a route
+        # Requests that wait for a route, and what ends the wait.
+        self._unrouted: dict[int, tuple[Submit, asyncio.TimerHandle]] = {}
         self._group_of_worker: Recent[str, str] = Recent(_WORKERS_KEPT)
         self._metrics = GroupMetrics()
         self._ready = asyncio.Event()
@@ -67,18 +68,19 @@ class GroupedChannel(Channel):
     # -- a channel -------------------------------------------------------------------------
 
     def submit(self, request: Submit) -> None:
+        self._stop_waiting(request.request_id)
         group = self._routes.get(request.model)
         if group is None:
-            self._unrouted[request.request_id] = request
-            self._loop.call_later(max(request.budget_s, 0.0), self._give_up, request)
+            left_s = max(request.budget_s, 0.0)
+            timer = self._loop.call_later(left_s, self._give_up, request.request_id)
+            self._unrouted[request.request_id] = request, timer
             return
-        self._unrouted.pop(request.request_id, None)
         self._queued[request.request_id] = (request.model, group)
         self._metrics.count(group, request.model, "submitted", 1)
         self._channels[group].submit(request)
 
     def cancel(self, request_id: int) -> None:
-        self._unrouted.pop(request_id, None)
+        self._stop_waiting(request_id)
         _, group = self._queued.pop(request_id, ("", ""))
         if group:
             self._channels[group].cancel(request_id)
@@ -175,17 +177,21 @@ class GroupedChannel(Channel):
         self._routes = routes
         if routing.complete:
             self._ready.set()
-        if routed := [i for i, request in self._unrouted.items() if request.model in routes]:
+        if routed := [i for i, (request, _) in self._unrouted.items() if request.model in routes]:
             self._resubmit(routed)
 
     # -- inside ----------------------------------------------------------------------------
 
-    def _give_up(self, request: Submit) -> None:
+    def _stop_waiting(self, request_id: int) -> None:
+        """Forget that a request waits for a route, if it does."""
+        _, timer = self._unrouted.pop(request_id, (None, None))
+        if timer is not None:
+            timer.cancel()
+
+    def _give_up(self, request_id: int) -> None:
         """Refuse a request for which no route came in time."""
-        if self._unrouted.get(request.request_id) is request:
-            del self._unrouted[request.request_id]
-            reason = DropReason.NO_WORKER.value
-            self._on_messages([Refusal((request.request_id,), reason, math.nan)])
+        del self._unrouted[request_id]
+        self._on_messages([Refusal((request_id,), DropReason.NO_WORKER.value, math.nan)])
 
     def _on_reset(self, group: str) -> None:
         self._resubmit([i for i, (_, g) in self._queued.items() if g == group])

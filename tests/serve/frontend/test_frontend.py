@@ -156,6 +156,27 @@ async def test_grpc(app):
 
 
 @in_loop
+async def test_a_call_for_another_application_is_not_answered(app):
+    """Serve passes it to the only one that is there, as after the other one was deleted."""
+    async with app(Model, policy="eager") as (front, _):
+        own = front._names[0]
+        for ask, request in ((front.Infer, InferRequest(json='["a", 1]')), (front.Describe, None)):
+            other, none, ours = (
+                Context(("application", "other")),
+                Context(),
+                Context(("application", own)),
+            )
+            assert not (await ask(request, other)).json
+            assert (other.code, other.details) == (
+                "NOT_FOUND",
+                f"application 'other' is not there; choose {own}",
+            )
+            for context in (none, ours):
+                assert (await ask(request, context)).json
+                assert context.code is None
+
+
+@in_loop
 async def test_what_only_other_applications_have_is_refused(app):
     async with app(policy="eager") as (front, _):
         for call in (front.slo_replan(), front.slo_move("m", "g")):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import pickle
 import socket
 import time
 
@@ -11,7 +12,7 @@ from ray_slo.serve.proxy.admission import AdmissionMiddleware
 from ray_slo.serve.proxy.places import Place
 from ray_slo.serve.ray_private import http_head as heads
 from ray_slo.serve.ray_private.http_head import ARRIVAL
-from tests.serve.loops import in_loop
+from tests.serve.loops import in_loop, until
 
 HEADERS = [(b"content-length", b"1"), (b"x-slo-latency-ms", b"400")]
 
@@ -38,7 +39,7 @@ class App:
         await send({"type": "http.response.body", "body": b"ok"})
 
 
-async def ask(door, body=b"1", headers=HEADERS, path="/m", waited_s=0.0, chunks=None):
+async def ask(door, body=b"1", headers=HEADERS, path="/m", waited_s=0.0, chunks=None, leaving=None):
     """(status, headers, body) of an answer."""
     sent, rest = [], chunks if chunks is not None else [(body, False)]
 
@@ -55,6 +56,7 @@ async def ask(door, body=b"1", headers=HEADERS, path="/m", waited_s=0.0, chunks=
 
     scope = {"type": "http", "path": path, "headers": list(headers)}
     scope[ARRIVAL] = time.monotonic() - waited_s
+    scope[heads.LEAVING] = [] if leaving is None else leaving
     await door(scope, receive, send)
     if not sent:
         return None
@@ -109,6 +111,28 @@ async def test_who_has_no_answer_leaves_the_door_too():
         except RuntimeError:
             assert app is broken
         assert door._door.gate.inside == door._door.gate.waiting == 0
+
+
+@in_loop
+async def test_who_leaves_while_waiting_takes_nobodys_turn():
+    app = App()
+    door = AdmissionMiddleware(app)
+    gate = door._door.gate
+    await ask(door)
+    gate.window = 1
+    app.go.clear()
+    app.scopes.clear()
+    leaving = [[] for _ in range(50)]
+    asking = [asyncio.ensure_future(ask(door, leaving=one)) for one in leaving]
+    await until(lambda: gate.waiting == 49)
+    for (tell,) in leaving[10:]:
+        tell()
+    await until(lambda: gate.waiting == 9)
+    app.go.set()
+    found = await asyncio.gather(*asking)
+    assert [answer is not None for answer in found] == [True] * 10 + [False] * 40
+    assert len(app.scopes) == len(pickle.loads(pickle.dumps(app.scopes))) == 10
+    assert gate.inside == gate.waiting == 0
 
 
 @in_loop

@@ -374,3 +374,15 @@ def test_who_hangs_up_leaves_nothing_behind():
 def test_where_serve_has_changed_it_says_what_it_says(monkeypatch):
     monkeypatch.delattr(serve_proxy, "get_grpc_response_status")
     add_inference_to_server(Serve(), Serve())
+
+
+@pytest.mark.parametrize("method", ["Infer", "Describe"])
+def test_bytes_that_are_no_message_are_refused_with_a_reason(method, caplog):
+    serve, context = Serve(), Context()
+    handler = serve.handlers[f"/ray_slo.v1.Inference/{method}"]
+    request = handler.request_deserializer(b"\xff\xff\xff")
+    assert serve.call(request, context, method) == b""
+    assert context.status == grpc.StatusCode.INVALID_ARGUMENT
+    assert reported(context)["reason"] == "bad_input"
+    assert f"no ray_slo.v1.{method}Request" in reported(context)["message"]
+    assert not serve.requests and not caplog.text

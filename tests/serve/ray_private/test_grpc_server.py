@@ -20,10 +20,11 @@ def test_messages_are_bounded_and_calls_are_not(monkeypatch):
     key = "grpc.max_receive_message_length"
     monkeypatch.setattr(grpc_util, "DEFAULT_GRPC_SERVER_OPTIONS", [("a", 1), (key, 10_000)])
     for most, bound in ((20_000, 10_000), (5096, 5096)):
-        grpc_server.bound_messages(most)
+        grpc_server.bound_messages(most, 250)
         assert dict(grpc_util.DEFAULT_GRPC_SERVER_OPTIONS)[key] == bound
     options = dict(grpc_util.DEFAULT_GRPC_SERVER_OPTIONS)
     assert options["a"] == 1
+    assert options["grpc.max_allowed_incoming_connections"] == 250
     assert options["grpc.server.max_pending_requests"] == 20_000  # gRPC cancels beyond 1,000
 
 

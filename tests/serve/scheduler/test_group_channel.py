@@ -106,6 +106,23 @@ def test_requests_wait_for_a_route_until_it_is_too_late():
     clock.run(scenario())
 
 
+def test_a_request_whose_client_left_before_there_was_a_route_leaves_nothing():
+    """Its deadline may be a day ahead."""
+
+    async def scenario():
+        world, loop = World(), asyncio.get_running_loop()
+        before = sum(not timer.cancelled() for timer in loop._scheduled)
+        for number in range(10):
+            for _ in range(2):  # a new planner's first word has it submitted again
+                world.channel.submit(Submit(number, "l", 86_400.0))
+            world.channel.cancel(number)
+        assert sum(not timer.cancelled() for timer in loop._scheduled) == before
+        world.channel.route(BOTH)
+        assert not world.again and not world.heard
+
+    clock.run(scenario())
+
+
 def test_a_planner_that_is_new_and_knows_of_no_routes_takes_none_away():
     async def scenario():
         world = World()

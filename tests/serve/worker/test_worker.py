@@ -6,7 +6,8 @@ import threading
 import pytest
 
 from ray_slo.errors import BadInput, BatchResultError
-from ray_slo.serve.direct import Connections, Listener
+from ray_slo.serve.direct import Listener
+from ray_slo.serve.frontend.workers import Connections
 from tests.serve import clock
 from tests.serve.fakes import NeverRead, Wire, over_handle
 from tests.serve.loops import until
