@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ray_slo.core.requests import Upstream
 
@@ -34,8 +34,7 @@ class Outputs:
     items: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Visit:
+class Visit(NamedTuple):
     """How a request was served at a task. Times in seconds; `done_at` on the frontend's clock.
 
     Attributes:
@@ -73,8 +72,7 @@ Serve = Callable[[str, Any, Upstream | None], Awaitable[tuple[Any, Visit]]]
 Hook = Callable[..., Awaitable[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(NamedTuple):
     """A request that is done, and the requests that it made."""
 
     task: str
