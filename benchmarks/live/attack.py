@@ -99,6 +99,13 @@ class Panic(BaseException):
     """A stand-in for `PanicException` of Rust extensions."""
 
 
+class Unreadable:
+    """A value that can be pickled, and not read."""
+
+    def __reduce__(self) -> Any:
+        return int, ("not a number",)
+
+
 class Attacked(Sleeper):
     """A sleeper whose item is a number, or an order: what to do, and in which hook."""
 
@@ -119,7 +126,13 @@ class Attacked(Sleeper):
         super().__call__(items)
         for item in items:
             obey(item, "batch")
-        return [item if isinstance(item, dict) else 0 for item in items]
+        return [answer_to(item) for item in items]
+
+
+def answer_to(item: Any) -> Any:
+    if not isinstance(item, dict):
+        return 0
+    return Unreadable() if item["do"] == "unreadable" else item
 
 
 def obey(item: Any, place: str) -> None:
@@ -286,6 +299,44 @@ def garbage(port: int, seed: int) -> list[Reply]:
     rng = np.random.default_rng(seed)
     heads = [b"GET / HTTP/9.9\r\n\r\n", b"POST / HTTP/1.1\r\ncontent-length: -1\r\n\r\n"]
     return at_once(port, [rng.bytes(300) + b"\r\n\r\n" for _ in range(200)] + heads * 50, 6.0)
+
+
+def trailers(port: int, seed: int) -> list[Reply]:
+    """Send chunked bodies, whose trailers are headers that only ray-slo's proxies may set."""
+    said = {
+        "x-slo-refused-before": "999999",
+        "x-slo-timeout-ms": "1",
+        "x-slo-arrived": "1",
+        "x-slo-known-ms": "1",
+        "x-slo-mark": "x",
+    }
+    heads = b"POST / HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    heads += b"transfer-encoding: chunked\r\nconnection: close\r\n"
+    lines = "".join(f"{name}: {value}\r\n" for name, value in said.items()).encode()
+    chunks = b"1\r\n1\r\n0\r\n"
+    requests = [
+        heads + lines + b"\r\n" + chunks + b"\r\n",
+        heads + b"\r\n" + chunks + lines + b"\r\n",
+    ]
+    return at_once(port, requests * 50, waves=10)
+
+
+def unsent_bodies(port: int, seed: int) -> list[Reply]:
+    """Declare 200 bodies of 16 MiB, and send one byte of each."""
+    head = post(1)[:-1].replace(b"content-length: 1", b"content-length: %d" % 2**24)
+    return at_once(port, [head + b"1"] * 200, heard_s=6.0)
+
+
+def foreign_pages(port: int, seed: int) -> list[Reply]:
+    """Ask for the status pages as pages of other sites do."""
+    foreign = ["host: evil.example", "host: 127.0.0.1\r\norigin: http://evil.example"]
+    foreign += ["host: 127.0.0.1\r\nsec-fetch-site: cross-site", "host: 127.0.0.1.evil.example:80"]
+    pages = [
+        f"GET /-/{page} HTTP/1.1\r\n{lines}\r\nconnection: close\r\n\r\n".encode()
+        for page in ("status", "top", "screen")
+        for lines in foreign
+    ]
+    return at_once(port, pages * 5)
 
 
 def cancels(port: int, seed: int) -> list[Reply]:
@@ -456,6 +507,10 @@ ATTACKS = {
     "grpc-panic": Attack("gRPC: batch raises a BaseException", grpc_ordered("batch", "panic", 10)),
     "grpc-exit": Attack("gRPC: preprocess calls sys.exit", grpc_ordered("preprocess", "exit", 10)),
     "grpc-die": Attack("gRPC: preprocess calls os._exit", grpc_ordered("preprocess", "die", 1)),
+    "trailers": Attack("headers of proxies, also as trailers", trailers),
+    "unsent-bodies": Attack("200 bodies of 16 MiB that do not come", unsent_bodies),
+    "foreign-pages": Attack("status pages for pages of other sites", foreign_pages),
+    "unreadable": Attack("results that cannot be read", ordered("batch", "unreadable", 10, 0.2)),
     "cancels": Attack("2,000 clients that leave", cancels),
     "descriptors": Attack("3,000 connections without a request", idle_connections),
     "grpc-cancels": Attack("gRPC: 2,000 calls that are cancelled", grpc_cancels),
@@ -629,6 +684,7 @@ def serving(quick: bool) -> Iterator[int]:
             "workers": {"default": {"num_replicas": WORKERS, "ray_actor_options": cpu}},
             "num_frontends": 2,
             "profile_seconds": 1.0 if quick else 3.0,
+            "status_page": True,
             "name": APP,
         }
         serve.run(build_app(app), name=APP, route_prefix="/")
