@@ -97,7 +97,7 @@ async def _app(traced: bool) -> AsyncIterator[Any]:
     link = SimpleNamespace(report=lambda report: None, heartbeat=lambda beat: asyncio.sleep(0))
     with contextlib.ExitStack() as stack:
         stack.enter_context(_tracing(traced))
-        context = SimpleNamespace(app_name="app", deployment="m-worker", replica_tag="w")
+        context = SimpleNamespace(app_name="app", deployment="m-worker", replica_tag="w", rank=0)
         serve = SimpleNamespace(get_replica_context=lambda: context)
         stack.enter_context(mock.patch.object(worker, "serve", serve))
         stack.enter_context(mock.patch.object(batches, "WorkerMetrics", _Silent))

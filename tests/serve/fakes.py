@@ -231,6 +231,25 @@ def over_handle(values):
     return pickle.loads(pickled, buffers=[memoryview(bytes(b.raw())) for b in buffers])
 
 
+class GrpcCall:
+    """The context of a gRPC call."""
+
+    def __init__(self, *metadata):
+        self.metadata, self.code = metadata, None
+
+    def invocation_metadata(self):
+        return self.metadata
+
+    def set_code(self, code):
+        self.code = code.name
+
+    def set_details(self, details):
+        self.details = details
+
+    def set_trailing_metadata(self, metadata):
+        self.trailing = metadata
+
+
 class NeverRead:
     """Can be pickled, and not read."""
 

@@ -22,7 +22,7 @@ from ray_slo.serve.deadlines import (
 from ray_slo.serve.frontend.answer import Answer
 from ray_slo.serve.frontend.congestion import Congestion
 from ray_slo.serve.messages import BatchReport, Heartbeat
-from ray_slo.serve.proxy.gate import Gate, Known
+from ray_slo.serve.proxy.gate import Gate, Known, Rank
 from ray_slo.serve.scheduler.learned import Learned
 from ray_slo.serve.scheduler.roster import Quarantine, Roster, WorkerState
 from ray_slo.serve.watch.lately import Lately, Seen, together
@@ -87,17 +87,18 @@ def test_the_gate(window, most):
         known = Known(
             rng.choice([None, 2.0, 64.0]), rng.choice([None, 3, 20]), rng.choice([0.0, 0.125])
         )
-        deadline, may = now + rng.choice([0.0, 0.125, 0.25, 1.0]), rng.random() < 0.8
+        deadline = now + rng.choice([0.0, 0.125, 0.25, 1.0])
+        rank = Rank.KNOWN if rng.random() < 0.8 else rng.choice(list(Rank))
         kind = rng.random()
         if kind < 0.3:
             try:
-                ticket = gate.walk_in(now, deadline, known, may)
+                ticket = gate.walk_in(now, deadline, known, rank)
             except RefusedEarly as said:
                 ticket = told(said)
             if ticket is not None:
                 inside.append(ticket)
         elif kind < 0.6:
-            ticket = gate.arrive(now, deadline, told, known, may)
+            ticket = gate.arrive(now, deadline, told, known, rank)
             if ticket is not None:
                 waits.append(ticket)
         elif kind < 0.8:
@@ -124,7 +125,8 @@ def test_what_happened_lately():
         if rng.random() < 0.6:
             figures = rng.choice("vw"), 80.0, rng.choice([0, 1, 8]), 2.0, 5.0, latency_ms, 120.0
             name = rng.choice(["a", "b"])
-            one.answered(now, Answer(None, name, *figures, slo_class=rng.choice(["", "gold"])))
+            answer = Answer(None, name, *figures, slo_class=rng.choice(["", "gold"]))
+            one.answered(now, [answer])
         elif rng.random() < 0.5:
             stream = rng.choice(["a", "a@gold", "b"])
             one.unanswered(now, stream, "dropped", f"reason {i % 40}", rng.randint(1, 3))

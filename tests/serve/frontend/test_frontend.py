@@ -15,7 +15,7 @@ from ray_slo.errors import BadInput, ConfigError
 from ray_slo.serve.frontend.surroundings import check_method
 from ray_slo.serve.protos import InferRequest
 from ray_slo.serve.user_code import in_words
-from tests.serve.fakes import Silent, Steps, ask
+from tests.serve.fakes import GrpcCall, Silent, Steps, ask
 from tests.serve.loops import in_loop
 
 
@@ -121,29 +121,10 @@ def test_other_methods_are_refused_in_words_of_the_users_class():
             check_method("Words", method)
 
 
-class Context:
-    """Of a gRPC call."""
-
-    def __init__(self, *metadata):
-        self.metadata, self.code = metadata, None
-
-    def invocation_metadata(self):
-        return self.metadata
-
-    def set_code(self, code):
-        self.code = code.name
-
-    def set_details(self, details):
-        self.details = details
-
-    def set_trailing_metadata(self, metadata):
-        self.trailing = metadata
-
-
 @in_loop
 async def test_grpc(app):
     async with app(Model, policy="eager") as (front, _):
-        context = Context(("x-slo-timeout-ms", "8000"))
+        context = GrpcCall(("x-slo-timeout-ms", "8000"))
         reply = await front.Infer(InferRequest(json='["a", 1]'), context)
         assert (json.loads(reply.json), reply.model, reply.latency_slo_ms) == ("a", "m", 8000)
         for request, code in (
@@ -162,9 +143,9 @@ async def test_a_call_for_another_application_is_not_answered(app):
         own = front._names[0]
         for ask, request in ((front.Infer, InferRequest(json='["a", 1]')), (front.Describe, None)):
             other, none, ours = (
-                Context(("application", "other")),
-                Context(),
-                Context(("application", own)),
+                GrpcCall(("application", "other")),
+                GrpcCall(),
+                GrpcCall(("application", own)),
             )
             assert not (await ask(request, other)).json
             assert (other.code, other.details) == (
@@ -295,7 +276,7 @@ async def test_an_error_has_its_own_status_wherever_it_comes_from(app, where, wh
             assert (body["message"], body.get("field")) == (
                 (str(REASONS[what]), None) if what == "value" else ("too dark", "picture")
             )
-        context = Context()
+        context = GrpcCall()
         await front.Infer(InferRequest(json=json.dumps([where, what])), context)
         codes = {401: "UNAUTHENTICATED", 503: "UNAVAILABLE", 422: "INVALID_ARGUMENT"}
         assert context.code == codes.get(status, "INTERNAL")
@@ -352,7 +333,7 @@ async def test_a_large_answer_is_written_in_parts(app):
         assert (b"content-length", b"%d" % len(body)) in start["headers"]
         assert len(parts) > 2
         assert [part["more_body"] for part in parts] == [True] * (len(parts) - 1) + [False]
-        reply = await front.Infer(InferRequest(json='["a", 200000]'), Context())
+        reply = await front.Infer(InferRequest(json='["a", 200000]'), GrpcCall())
         assert json.loads(reply.json) == [0.5] * 200_000
 
 
@@ -405,7 +386,7 @@ async def test_what_becomes_of_a_body(app):
             (b"[1,2]", {"content_type": "application/x-www-form-urlencoded"}, [1, 2]),
         ):
             assert await post(front, body, **headers) == (200, repr(item))
-        reply = await front.Infer(InferRequest(json="18446744073709551617"), Context())
+        reply = await front.Infer(InferRequest(json="18446744073709551617"), GrpcCall())
         assert json.loads(reply.json) == repr(2**64 + 1)
         for body, headers, status, reason, says in (
             (b"1", {"content_encoding": "br"}, 415, "unsupported_encoding", "send one of gzip"),

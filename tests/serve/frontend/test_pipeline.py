@@ -21,8 +21,7 @@ from ray_slo.errors import (
 )
 from ray_slo.policies.timeout import Eager
 from ray_slo.serve.config.resolve import parse_spec
-from tests.serve.fakes import Silent, ask
-from tests.serve.frontend.test_frontend import Context as Call
+from tests.serve.fakes import GrpcCall, Silent, ask
 from tests.serve.loops import in_loop, until
 from tests.serve.pipelines import STEP_S, Find, Spell, spec
 
@@ -87,7 +86,7 @@ async def test_only_the_pipeline_is_asked_for(running):
     async with running(spec()) as (front, _):
         with pytest.raises(UnknownModel, match="model 'spell' is unknown; choose one of p"):
             await front("a", model="spell")
-        described = json.loads((await front.Describe(None, Call())).json)
+        described = json.loads((await front.Describe(None, GrpcCall())).json)
         assert described["pipelines"]["p"]["parents"] == {"find": None, "spell": "find"}
         assert set(described["models"]) == {"find", "spell"}
 

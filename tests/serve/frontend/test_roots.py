@@ -10,8 +10,7 @@ from ray_slo import Outputs
 from ray_slo.errors import BadInput, UnknownModel
 from ray_slo.policies.timeout import Eager
 from ray_slo.serve.config.resolve import parse_spec
-from tests.serve.fakes import Silent
-from tests.serve.frontend.test_frontend import Context as Call
+from tests.serve.fakes import GrpcCall, Silent
 from tests.serve.loops import in_loop
 from tests.serve.pipelines import Find, Spell, variant
 
@@ -131,7 +130,7 @@ async def test_an_slo_class_is_the_deadline_unless_the_call_has_its_own(running)
             await front("a", model="text", slo_class="bulk")
         with pytest.raises(BadInput, match="'title' has no SLO class 'gold'; its classes are none"):
             await front("a", model="title", slo_class="gold")
-        described = json.loads((await front.Describe(None, Call())).json)
+        described = json.loads((await front.Describe(None, GrpcCall())).json)
         assert described["models"]["spell"]["slo_classes"] == {"gold": 1000, "bulk": 9000}
         assert described["pipelines"]["text"] == {
             "latency_slo_ms": 5000,

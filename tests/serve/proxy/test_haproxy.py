@@ -300,7 +300,8 @@ def test_it_says_when_a_request_came(tmp_path):
         before = time.time()
         ask(port, x_slo_arrived="1;mine")
         arrived = frontend.seen[0]["x-slo-arrived"]
-    assert 0 <= modes.since(arrived, time.time()) <= time.time() - before + 1e-3
+    # HAProxy reads the clock once per turn, and on a busy machine it may wait after that.
+    assert 0 <= modes.since(arrived, time.time()) <= time.time() - before + 0.5
     assert suspects._bytes(frontend.seen[0]["x-slo-attempt"]) is not None
 
 
