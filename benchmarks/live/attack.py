@@ -323,7 +323,8 @@ def trailers(port: int, seed: int) -> list[Reply]:
 
 def unsent_bodies(port: int, seed: int) -> list[Reply]:
     """Declare 200 bodies of 16 MiB, and send one byte of each."""
-    head = post(1)[:-1].replace(b"content-length: 1", b"content-length: %d" % 2**24)
+    head = post(1)[:-1].replace(b"application/json", b"application/octet-stream")
+    head = head.replace(b"content-length: 1", b"content-length: %d" % 2**24)
     return at_once(port, [head + b"1"] * 200, heard_s=6.0)
 
 
