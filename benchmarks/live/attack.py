@@ -70,7 +70,8 @@ ASKED = [
         "good in time",
         "≥",
         99,
-        "in the flood, good requests wait for batches of 45 others, and for the processor",
+        "beside made-up paths and in the flood, good requests wait for others, and for the "
+        "processor",
     ),
     (
         "*, gRPC: ?[!u]*",
@@ -513,7 +514,7 @@ ATTACKS = {
     "foreign-pages": Attack("status pages for pages of other sites", foreign_pages),
     "unreadable": Attack("results that cannot be read", ordered("batch", "unreadable", 10, 0.2)),
     "cancels": Attack("2,000 clients that leave", cancels),
-    "descriptors": Attack("3,000 connections without a request", idle_connections),
+    "descriptors": Attack("connections without a request: 3,000", idle_connections),
     "grpc-cancels": Attack("gRPC: 2,000 calls that are cancelled", grpc_cancels),
     "grpc-metadata": Attack("gRPC: unknown applications, odd metadata", grpc_metadata),
 }
