@@ -180,13 +180,11 @@ class Failover:
 
     def _call(self, request: Any, context: Any) -> _Call:
         metadata = context.invocation_metadata() or ()
-        came_before_s = before_s(dict(metadata))
+        said = dict(metadata)
+        came_before_s = before_s(said)
         is_infer = isinstance(request, InferRequest)
-        application, model = (
-            dict(metadata).get("application", ""),
-            request.model if is_infer else "",
-        )
-        place = place_of_call(self._routes, application, model, metadata)
+        model = request.model if is_infer else ""
+        place = place_of_call(self._routes, said.get("application", ""), model, metadata)
         limits = TimeLimits(metadata, proxied=False)
         own_s = limits.own_s()
         if is_infer and request.HasField("latency_slo_ms"):
@@ -194,7 +192,6 @@ class Failover:
             own_s = None if own_ms is None else own_ms / 1e3
         budget_s = tightest(own_s, context.time_remaining(), limits.timeout_s())
         slo_s = self._door.slo_s(place) if own_s is None else None
-        said = dict(metadata)
         attempt = said.get(ATTEMPT_HEADER, "") if believes(said.get(MARK_HEADER, "")) else ""
         arrival = time.monotonic() - came_before_s
         return _Call(request, context, arrival, place, budget_s, slo_s, attempt)
