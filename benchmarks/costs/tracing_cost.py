@@ -110,7 +110,8 @@ async def _app(traced: bool) -> AsyncIterator[Any]:
             introduce=SimpleNamespace(remote=one.introduce),
         )
         metrics: Any = _Silent()
-        around = Surroundings("app", "m", "front", metrics, states=lambda *_: {})
+        of_serve: Any = {"states": lambda *_: {}, "details": dict}
+        around = Surroundings("app", "m", "front", metrics, **of_serve)
         front: Any = Frontend.__new__(Frontend)
         await front.__init__(spec, {"default": handle}, around)
         try:

@@ -27,7 +27,14 @@ class Sleeper:
         return [item + 1 for item in items]
 
 
-def scaling(**bounds):
+class SlowToStart(Sleeper):
+    """Serve calls the application ready before its first worker is up."""
+
+    def __init__(self):
+        time.sleep(3)
+
+
+def scaling(model=Sleeper, **bounds):
     made = ray_slo.deployment(
         latency_slo_ms=60_000,
         name="sleeper",
@@ -37,7 +44,7 @@ def scaling(**bounds):
         planner={"name": "auto", "interval_s": 2},
         autoscaling_config=bounds,
     )
-    return made(Sleeper).bind()
+    return made(model).bind()
 
 
 def plan(handle):
@@ -67,7 +74,7 @@ def test_up_with_the_load_and_down_again_with_nothing_lost(ray_cluster):
 
 
 def test_down_to_nothing_and_back_at_the_first_request(ray_cluster):
-    app = scaling(min_replicas=0, max_replicas=2, downscale_to_zero_delay_s=4)
+    app = scaling(SlowToStart, min_replicas=0, max_replicas=2, downscale_to_zero_delay_s=4)
     with ray_cluster.running(app, "sleeps", "/sleeps") as handle:
         assert handle.remote(1).result(timeout_s=60) == 2
         assert eventually(lambda: running(handle, 0))

@@ -30,12 +30,15 @@ class Deployment:
         starting: number of replicas that do not serve yet.
         message: Serve's message about them, without stack traces.
         failed: whether starting failed for good, so that Serve does not try again.
+        upscaling: whether replicas are added to an application that had as many as were wanted,
+            which may have been none.
     """
 
     running: int
     starting: int = 0
     message: str = ""
     failed: bool = False
+    upscaling: bool = False
 
 
 class Startup:
@@ -97,6 +100,13 @@ class Startup:
             reason="start_failed" if failed else None,
             model=offer,
             retry_after_s=_FAILED_RETRY_S if failed else self._start_s or _RETRY_S,
+        )
+
+    def is_awaited(self, now: float) -> bool:
+        """Return whether the planner wanted no worker until now, and the first one starts. A client
+        who can wait for it waits: Serve calls the application running all the while."""
+        return any(d.upscaling for d in self._deployments.values()) and not (
+            self._shortfall or any(said.failed is not None for said in self._progress(now))
         )
 
     def _is_up(self, one_serves: bool, one_starts: bool) -> bool:

@@ -35,8 +35,10 @@ def worker_states(app: str, deployments: Mapping[str, str]) -> dict[str, Deploym
             running = sum(n for s, n in seen.replica_states.items() if s == "RUNNING")
             failed = seen.status == "DEPLOY_FAILED"
             starting = sum(seen.replica_states.get(s, 0) for s in ("STARTING", "UPDATING"))
-            message = in_a_line(seen.message, failed)
-            found[kind] = Deployment(running, starting, message, failed)
+            # A replica that cannot start has another trigger.
+            upscaling = seen.status == "UPSCALING" and seen.status_trigger == "AUTOSCALING"
+            message = "" if upscaling else in_a_line(seen.message, failed)
+            found[kind] = Deployment(running, starting, message, failed, upscaling)
     return found
 
 

@@ -206,7 +206,10 @@ class Workers:
             self._look_now.set()
             patience_s = max(_FRESH_S, min(slo_s, _PATIENT_S))
             await asyncio.wait({self._next_look}, timeout=patience_s)
-            refusal = self.startup.refusal(model, time.monotonic())
+            now = time.monotonic()
+            refusal = self.startup.refusal(model, now)
+            if refusal is not None and self.startup.is_awaited(now):
+                refusal = refusal if slo_s < (refusal.retry_after_s or 0.0) else None
         return refusal
 
     async def up(self, model: str) -> Up:

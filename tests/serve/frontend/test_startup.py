@@ -78,6 +78,19 @@ def test_a_worker_that_has_started_is_believed_at_once():
     assert startup.refusal("m", 6.0) is not None  # not for ever
 
 
+def test_the_first_worker_of_an_application_that_had_none_is_awaited():
+    startup = Startup({"m": ["m"]})
+    assert not startup.is_awaited(0.0)
+    startup.deployments({"cpu": Deployment(0, 1, upscaling=True)})
+    startup.heard(LOADING, 0.0)
+    assert startup.is_awaited(0.0)
+    startup.heard(LOADING._replace(worker="w2", failed="ConfigError: no weights"), 0.0)
+    assert not startup.is_awaited(0.0)
+    assert startup.is_awaited(6.0)  # that worker is gone
+    startup.plan_says("no memory for m")
+    assert not startup.is_awaited(6.0)
+
+
 def test_failures_are_said_and_so_is_that_nobody_tries_again():
     startup = Startup({"m": ["m"]})
     startup.deployments({"gpu": Deployment(0, 1, in_a_line(TRACE))})

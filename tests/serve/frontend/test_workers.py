@@ -99,6 +99,22 @@ async def test_the_most_workers_that_a_model_had_are_remembered():
 
 
 @in_loop
+async def test_a_request_that_can_wait_for_the_first_worker_is_not_refused():
+    async def capacity():
+        return {}
+
+    states = {"gpu": Deployment(0, 1, upscaling=True)}
+    there = workers(capacity=capacity, states=states)
+    there._meeting = asyncio.get_running_loop().create_future()
+    looking = asyncio.ensure_future(there._watch_startup())
+    assert await there.refusal("m", 60.0) is None
+    assert await there.refusal("m", 0.5) is not None
+    states["gpu"] = Deployment(0, 1, "A replica failed to start.")
+    assert await there.refusal("m", 60.0) is not None
+    looking.cancel()
+
+
+@in_loop
 @pytest.mark.parametrize(("slo_s", "waits_s"), [(30.0, None), (2.0, 2.0), (0.1, 1.0)])
 async def test_a_look_that_takes_long_is_waited_for_as_the_slo_allows(slo_s, waits_s):
     """On a starved machine: workers are up, and the scheduler takes its time to say so."""
