@@ -94,7 +94,9 @@ async def _app(traced: bool) -> AsyncIterator[Any]:
 
     model = {"callable": Nothing, "latency_slo_ms": 60_000, "max_batch_size": 32}
     spec = parse_spec({"models": {"m": model}, "policy": "eager", "name": "m"})
-    link = SimpleNamespace(report=lambda report: None, heartbeat=lambda beat: asyncio.sleep(0))
+    link = SimpleNamespace(
+        report=lambda report: None, heartbeat=lambda beat: asyncio.sleep(0), close=lambda: None
+    )
     with contextlib.ExitStack() as stack:
         stack.enter_context(_tracing(traced))
         context = SimpleNamespace(app_name="app", deployment="m-worker", replica_tag="w", rank=0)

@@ -82,13 +82,15 @@ class Client:
 
     async def connect(self) -> int:
         """Connect to the scheduler, and return the ID of its process."""
-        from ray_slo.serve.messages import Heartbeat
-        from ray_slo.serve.scheduler.channel import ActorChannel, WorkerLink
+        from ray_slo.serve.messages import Heartbeat, Lead
+        from ray_slo.serve.scheduler.channel import ActorChannel
+        from ray_slo.serve.scheduler.worker_link import WorkerLink
 
         self._channel = ActorChannel(
             self._spec, self._key, f"client{self._number}", self._on_messages, lambda: None
         )
-        self._link = WorkerLink(self._spec, self._key)
+        self._lead = Lead()
+        self._link = WorkerLink(self._spec, self._key, self._on_lead)
         await self._channel.join(Heartbeat("", "default", {}, []))  # it only waits
         status = await self._channel.status()
         return int(status["scheduler_process"]["pid"])
@@ -101,15 +103,25 @@ class Client:
         profile = LatencyProfile.linear(ALPHA_S, BETA_S, MAX_BATCH)
         own = [f"w{i}" for i in range(self._number, workers, CLIENTS)]
 
+        async def once() -> None:
+            lead = self._lead
+            about: dict[str, Any] = {"leader": lead, "highest": lead.term}
+            for worker in own:
+                beat = Heartbeat(worker, "default", {"m": profile}, [], **about)
+                await self._link.heartbeat(beat)
+
         async def forever() -> None:
             while True:
                 await asyncio.sleep(0.5)
-                for worker in own:
-                    await self._link.heartbeat(Heartbeat(worker, "default", {"m": profile}, []))
+                await once()
 
-        for worker in own:
-            await self._link.heartbeat(Heartbeat(worker, "default", {"m": profile}, []))
+        while not self._lead.term:
+            await once()
+        await once()
         self._beating = asyncio.get_running_loop().create_task(forever())
+
+    def _on_lead(self, link: Any, lead: Any) -> None:
+        self._lead = max(self._lead, lead)
 
     def _on_messages(self, messages: list[Any]) -> None:
         from ray_slo.serve.messages import Grant

@@ -123,6 +123,23 @@ class Stop(NamedTuple):
 Message = Grant | Refusal | Stop
 
 
+class Lead(NamedTuple):
+    """Scheduler → worker: the scheduler leads, with this term (see `scheduler.lease`).
+
+    Attributes:
+        term: 0 if it does not lead.
+        epoch: id of the scheduler, which begins the ids of its batches.
+    """
+
+    term: int = 0
+    epoch: str = ""
+
+
+def epoch_of(batch_id: str) -> str:
+    """Return the id of the scheduler that granted a batch."""
+    return batch_id.partition("-")[0]
+
+
 @dataclass(slots=True)
 class Piece:
     """Frontend → worker: one frontend's share of a batch, with payloads.
@@ -265,6 +282,8 @@ class Heartbeat:
         assigned: the planner's assignments, by keys of `profiles`. Empty without a plan.
         node: Ray's ID of the worker's node.
         memory: memory of the worker's variants.
+        leader: the scheduler that the worker obeys, if that is an actor. Only that one may use it.
+        highest: the highest term that the worker knows.
     """
 
     worker: str
@@ -275,3 +294,5 @@ class Heartbeat:
     assigned: tuple[Assigned, ...] = ()
     node: str = ""
     memory: WorkerMemory = field(default_factory=WorkerMemory)
+    leader: Lead = field(default_factory=Lead)
+    highest: int = 0

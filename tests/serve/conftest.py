@@ -22,7 +22,9 @@ def app(monkeypatch):
     fake = SimpleNamespace(get_replica_context=lambda: context)
     monkeypatch.setattr(worker_module, "serve", fake)
     monkeypatch.setattr(batches, "WorkerMetrics", Silent)
-    link = SimpleNamespace(report=lambda report: None, heartbeat=lambda beat: asyncio.sleep(0))
+    link = SimpleNamespace(
+        report=lambda report: None, heartbeat=lambda beat: asyncio.sleep(0), close=lambda: None
+    )
     monkeypatch.setattr(worker_module, "WorkerLink", lambda *args: link)
     finished.clear()
 
@@ -64,7 +66,9 @@ def running(monkeypatch):
         monkeypatch.setattr(worker_module, "serve", fake)
 
     monkeypatch.setattr(batches, "WorkerMetrics", Silent)
-    link = SimpleNamespace(report=lambda report: None, heartbeat=lambda beat: asyncio.sleep(0))
+    link = SimpleNamespace(
+        report=lambda report: None, heartbeat=lambda beat: asyncio.sleep(0), close=lambda: None
+    )
     monkeypatch.setattr(worker_module, "WorkerLink", lambda *args: link)
     Spell.ran = []
     Spell.gate.clear()

@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 from ray import cloudpickle
@@ -80,6 +81,12 @@ class Box:
 def beat(worker="w0", batches=(), kind="default", variants=("m",)):
     profiles = {v: LatencyProfile.linear(0.001, 0.01, 8) for v in variants}
     return Heartbeat(worker, kind, profiles, list(batches))
+
+
+async def obeys(actor, beat):
+    """Register a worker with a scheduler actor that leads."""
+    lead = await actor.heartbeat(beat)
+    await actor.heartbeat(replace(beat, leader=lead, highest=lead.term))
 
 
 def piece(name, *items, variant="m"):

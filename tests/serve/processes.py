@@ -19,8 +19,9 @@ from ray_slo.serve.frontend.frontend import Frontend
 from ray_slo.serve.frontend.surroundings import Surroundings
 from ray_slo.serve.ray_private import actors
 from ray_slo.serve.scheduler import actor as scheduler_actor
-from ray_slo.serve.scheduler import channel
+from ray_slo.serve.scheduler import candidate, worker_link
 from ray_slo.serve.scheduler.actor import SchedulerActor
+from ray_slo.serve.scheduler.lease import candidate_name
 from ray_slo.serve.watch.lately import Seen
 from ray_slo.serve.worker import batches
 from ray_slo.serve.worker import worker as worker_module
@@ -28,6 +29,7 @@ from ray_slo.serve.worker.worker import Worker
 from tests.serve import clock
 
 WAY_S = 0.0005  # of a call, and of its answer
+SCHEDULERS = ["s0", "s1"]
 NOTICED_S = 0.05  # until a caller hears that its call is lost
 UNLISTED_S = 0.3  # until Serve tells routers that a replica is gone
 REPLACED_S = 1.0  # until a dead process has a successor
@@ -184,7 +186,8 @@ class World:
 
     async def start(self):
         if not self.spec.embedded:
-            self._birth("s")
+            for place in SCHEDULERS:
+                self._birth(place)
         for place in (*self.worker_places, *self.frontends):
             self._birth(place)
         while not all(f.is_ready for f in map(self.at, self.frontends)):  # noqa: ASYNC110
@@ -196,10 +199,18 @@ class World:
     def living_workers(self):
         return [p for p in map(self.at, self.worker_places) if not p.is_still]
 
+    def leader(self):
+        """The process that schedules, or None."""
+        places = self.frontends[:1] if self.spec.embedded else SCHEDULERS
+        ready = [p for p in map(self.at, places) if p.is_ready and not p.is_still]
+        if self.spec.embedded:
+            return ready[0] if ready else None
+        return max((p for p in ready if p.target._lease.term), key=_term, default=None)
+
     async def scheduler_status(self):
         """What the scheduler in charge says of itself, or None."""
-        process = self.at(self.frontends[0] if self.spec.embedded else "s")
-        if not process.is_ready:
+        process = self.leader()
+        if process is None:
             return None
         return await (process.target.slo_status if self.spec.embedded else process.target.status)()
 
@@ -214,8 +225,9 @@ class World:
         process.spawn(self._live(process))
 
     async def _live(self, process):
-        if process.place == "s":
-            process.target = SchedulerActor(self.spec, "app#m")
+        if process.place in SCHEDULERS:
+            number = SCHEDULERS.index(process.place)
+            process.target = SchedulerActor(self.spec, "app#m", number)
         elif process.place in self.frontends:
             target = Frontend.__new__(Frontend)
             workers = {"default": Handle(self, self._any_worker)}
@@ -336,6 +348,11 @@ class World:
             raise ray.exceptions.ActorUnavailableError("lost on the way", None)
 
 
+def here():
+    """The process that runs."""
+    return _here.get()
+
+
 class _Serve:
     """What frontends, workers and channels ask of Serve."""
 
@@ -379,9 +396,17 @@ class _NoSocket:
         pass
 
 
-def _scheduler(*_):
-    world = World.current
-    return Handle(world, lambda: world.at("s"))
+def _term(process):
+    return process.target._lease.term
+
+
+def _find_scheduler(name):
+    world, place = World.current, SCHEDULERS["~spare" in name]
+    return Handle(world, lambda: world.at(place))
+
+
+def _get_or_create_scheduler(spec, app_key, number, apart_from):
+    return _find_scheduler(candidate_name(app_key, number))
 
 
 @contextlib.contextmanager
@@ -390,10 +415,10 @@ def in_place_of_ray():
         for module, name, value in (
             (worker_module, "serve", _Serve()),
             (batches, "WorkerMetrics", _Silent),
-            (channel, "serve", _Serve()),
+            (worker_link, "serve", _Serve()),
             (scheduler_actor, "Listener", _NoSocket),
-            (channel, "get_or_create_scheduler", _scheduler),
-            (channel, "find_actor", _scheduler),
+            (candidate, "get_or_create_scheduler", _get_or_create_scheduler),
+            (worker_link, "find_actor", _find_scheduler),
             (actors, "application_is_gone", lambda *_: False),
         ):
             stack.enter_context(mock.patch.object(module, name, value))

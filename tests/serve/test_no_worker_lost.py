@@ -8,6 +8,8 @@ frontend lives, and every worker that lives is given work again.
 """
 
 import asyncio
+import itertools
+import itertools
 import logging
 import math
 import os
@@ -22,6 +24,7 @@ from hypothesis import strategies as st
 import ray_slo
 from ray_slo.errors import Expired, SLOError
 from ray_slo.serve.config.resolve import parse_spec
+from ray_slo.serve.messages import epoch_of
 from tests.serve import processes
 
 SEQUENCES = int(os.environ.get("RAY_SLO_SEQUENCES", "0"))
@@ -34,10 +37,14 @@ class Model:
     """An item is (name, seconds, what happens)."""
 
     ran: ClassVar = []  # (name, time when it began)
+    booked: ClassVar = []  # batches of several schedulers on one worker at once
 
     async def __call__(self, items):
         self.ran.extend((name, time.monotonic()) for name, _, _ in items)
         for _ in range(4):
+            ids = processes.here().target.batches.ids
+            if len(set(map(epoch_of, ids))) > 1:
+                self.booked.append(ids)
             await asyncio.sleep(max(seconds for _, seconds, _ in items) / 4)
             ray_slo.checkpoint()
         if any(what == "fails" for _, _, what in items):
@@ -64,8 +71,9 @@ def spec_of(policy, embedded):
 
 
 SPECS = {(p, e): spec_of(p, e) for p in POLICIES for e in (True, False)}
-PLACES = ["f0", "f1", "f2", "w0", "w1", "s"]
+PLACES = ["f0", "f1", "f2", "w0", "w1", "s0", "s1"]
 METHODS = ["execute", "report", "poll", "events", "heartbeat", "slo_heartbeat", "preempt"]
+METHODS += ["lead", "news", "ping"]
 STEPS = ["leaves", "arrives", "answers", "returns"]
 WAITS_S = [0.003, 0.03, 0.3, 1.2, 4.0, 11.0]
 LATES_S = [0.02, 0.6, 2.0, 6.0, 11.0]
@@ -100,6 +108,7 @@ class Sequence:
         self.world = processes.World(spec, 3, 2)
         self.asked = []
         Model.ran.clear()
+        Model.booked.clear()
 
     def ask(self, place, model, seconds, slo_ms, what=""):
         process = self.world.at(place)
@@ -199,6 +208,7 @@ class Sequence:
         assert not any(isinstance(a, Expired) for answers in said for a in answers), said
 
     def check_answers(self):
+        assert not Model.booked
         for asked in self.asked:
             assert len(asked.answers) == 1 or asked.process.is_dead, asked
             if asked.answers and not asked.process.was_still:
@@ -318,3 +328,46 @@ def test_a_request_is_answered_that_came_while_the_scheduler_was_out_of_reach():
             await world.end()
 
     processes.run(main())
+
+
+def answered_when(fault, count=60):
+    """Ask every 20 ms; the fault strikes the leading scheduler after 0.3 s. Return when requests
+    were answered, in seconds after the fault."""
+
+    async def main():
+        sequence = Sequence(SPECS["deferred", False])
+        world = sequence.world
+        try:
+            await world.start()
+            await asyncio.sleep(2.0)
+            leader = world.leader()
+            struck = time.monotonic() + 0.3
+            for i in range(count):
+                if i == 15:
+                    fault(world, leader)
+                sequence.ask(f"f{i % 3}", "m", 0.01, 1000)
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(2.0)
+            assert world.leader() is not leader
+            term = world.leader().target._lease.term
+            leader.go()
+            await asyncio.sleep(1.0)
+            assert world.leader().target._lease.term == term  # it is not obeyed, and says so
+            assert leader.is_dead or not leader.target._lease.term
+            sequence.check_answers()
+            assert all(a.answers == [a.name] for a in sequence.asked), sequence.asked
+            return sorted(a.answered_at - struck for a in sequence.asked)
+        finally:
+            await world.end()
+
+    return processes.run(main())
+
+
+@pytest.mark.parametrize(
+    ("fault", "gap_s"),
+    [(lambda world, leader: world.kill(leader), 0.2), (lambda _, leader: leader.stop(), 0.5)],
+    ids=["killed", "frozen"],
+)
+def test_a_scheduler_that_is_lost_or_frozen_costs_no_request(fault, gap_s):
+    at = answered_when(fault)
+    assert max(b - a for a, b in itertools.pairwise(at)) < gap_s

@@ -26,7 +26,7 @@ from ray_slo.planning.brains.brain import (
 )
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.ray_private.actors import find_actor, get_or_create, in_time
-from ray_slo.serve.scheduler.channel import Channel, WorkerLink
+from ray_slo.serve.scheduler.channel import Channel
 from ray_slo.serve.scheduler.group_channel import GroupedChannel
 from ray_slo.serve.watch.metrics import PlanMetrics
 
@@ -269,7 +269,7 @@ class Follower:
             if self._group is None and own:
                 raise own[0]
             self._group = wanted.group
-            await worker.join(WorkerLink(self._spec, f"{self._app_key}#{wanted.group}"))
+            await worker.join(f"{self._app_key}#{wanted.group}")
         assigned = wanted.assigned
         possible = all(a.variant in worker.offered for a in assigned)
         if possible and assigned != worker.assigned:

@@ -41,14 +41,30 @@ def application_is_gone(app_key: str) -> bool:
     return state is None or frontend not in state.deployments
 
 
-def get_or_create(actor_class: type[Any], name: str, spec: AppSpec, app_key: str) -> Any:
+def another_node(node: str) -> str:
+    """Return the id of a node for an actor that should not be on `node`. It is `node` itself if no
+    other one may run anything of an application: a node without CPUs is not for actors. Blocks."""
+    here = this_node()
+    others = [
+        (info["NodeID"] != here, "node:__internal_head__" in info["Resources"], info["NodeID"])
+        for info in ray.nodes()
+        if info["Alive"] and info["NodeID"] != node and info["Resources"].get("CPU", 0) > 0
+    ]
+    return min(others, default=(False, False, node))[-1]
+
+
+def get_or_create(
+    actor_class: type[Any], name: str, spec: AppSpec, app_key: str, *args: Any, node: str = ""
+) -> Any:
     """Return the detached actor of that name, and make it if there is none. Blocks.
 
-    It runs on its maker's node if possible. Otherwise an actor that needs no CPU could be placed on
-    a head node that should run nothing of the application.
+    Args:
+        args: further arguments of its class.
+        node: id of the node where it runs if possible. Default: its maker's. Otherwise an actor
+            that needs no CPU could be placed on a head node that should run nothing of the
+            application.
     """
     actor: Any = ray.remote(actor_class)
-    here = ray.get_runtime_context().get_node_id()
     return actor.options(
         name=name,
         namespace=NAMESPACE,
@@ -59,8 +75,8 @@ def get_or_create(actor_class: type[Any], name: str, spec: AppSpec, app_key: str
         num_cpus=0,
         # As in Serve's own actors: a record of every call would soon fill Ray's control store.
         enable_task_events=os.environ.get("RAY_SERVE_ENABLE_TASK_EVENTS") == "1",
-        scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=True),
-    ).remote(spec.without_code(), app_key)
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node or this_node(), soft=True),
+    ).remote(spec.without_code(), app_key, *args)
 
 
 def find_actor(name: str) -> Any:

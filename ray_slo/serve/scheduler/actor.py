@@ -1,5 +1,5 @@
 """The scheduler as a named, detached actor. It survives frontends, Ray restarts it when it dies,
-and it ends by itself when its application is gone."""
+and it ends by itself when its application is gone. There are two of them: see `lease`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,17 @@ from typing import Any
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.direct import Listener
 from ray_slo.serve.memory import vitals
-from ray_slo.serve.messages import BatchReport, Capacity, Event, Heartbeat, Message
-from ray_slo.serve.ray_private.actors import AppActor, OtherProcess, get_or_create
+from ray_slo.serve.messages import BatchReport, Capacity, Event, Heartbeat, Lead, Message
+from ray_slo.serve.ray_private.actors import (
+    AppActor,
+    OtherProcess,
+    another_node,
+    get_or_create,
+    this_node,
+)
+from ray_slo.serve.scheduler.lease import Lease, candidate_name
 from ray_slo.serve.scheduler.line import METHODS
-from ray_slo.serve.scheduler.scheduler import Scheduler
+from ray_slo.serve.scheduler.scheduler import Scheduler, new_policy
 from ray_slo.serve.watch.log_writer import clock_id
 from ray_slo.serve.watch.metrics import SchedulerMetrics
 from ray_slo.serve.watch.tracing import Decisions, name_of
@@ -36,9 +43,16 @@ _SILENT_TICKS = round(_CLIENT_GONE_S / _TICK_S)
 
 class _Mailbox:
     """Messages for one client. They are kept until the client acknowledges them. `epoch` is the id
-    of this connection. A client with another one must submit everything again."""
+    of this connection. A client with another one must submit everything again.
 
-    def __init__(self) -> None:
+    Attributes:
+        node: Ray's id of the client's node.
+        told: the term that the client knows of. None: it must be told at once.
+    """
+
+    def __init__(self, node: str, told: int) -> None:
+        self.node = node
+        self.told: int | None = told
         self.epoch = uuid.uuid4().hex[:8]
         self.sequence = 0
         self.messages: list[tuple[int, Message]] = []
@@ -63,43 +77,83 @@ class _Mailbox:
 
 
 class SchedulerActor(AppActor):
-    """Connects a `Scheduler` to Ray: mailboxes and long polls."""
+    """Connects a `Scheduler` to Ray: mailboxes and long polls. It has one only while it leads.
 
-    def __init__(self, spec: AppSpec, app_key: str) -> None:
+    Args:
+        number: which of the application's two scheduler actors it is: see `lease`.
+    """
+
+    def __init__(self, spec: AppSpec, app_key: str, number: int = 0) -> None:
         super().__init__(spec, app_key, _TICK_S)
         self._scheduler: Scheduler | None = None
+        self._lease = Lease(number)
+        self._changed = asyncio.Event()  # set when the actor begins to lead
         self._aside = OtherProcess()
         self._mailboxes: dict[str, _Mailbox] = {}
         self._decisions = Decisions(app_key, name_of(spec.policy.name))
         self._metrics = SchedulerMetrics(app_key)
         self._last_contact = time.monotonic()
         self._listener: asyncio.Task[Listener] | None = None
+        with contextlib.suppress(Exception):  # imports, before the first request waits for them
+            new_policy(spec)
 
-    def _heard(self) -> Scheduler:
+    def _hear(self, highest: int = 0) -> None:
+        """Note that a client or worker is there, and the highest term that it knows."""
         self._start()
         self._last_contact = time.monotonic()
-        if self._scheduler is None:
-            self._scheduler = Scheduler(
-                self._spec,
-                self._deliver,
-                aside=self._aside,
-                watch=self._metrics,
-            )
-        return self._scheduler
+        if self._lease.heard(highest):
+            logger.warning("another scheduler leads, with term %d; this one is its spare", highest)
+            self._end_scheduler()
 
-    def _begin_anew(self) -> None:
+    async def lead(self, client: str, highest: int) -> None:
+        """Begin to lead, if the actor does not lead, and tell the client.
+
+        Args:
+            highest: the highest term that the client knows.
+        """
+        self._hear(highest)
+        if self._lease.take(highest):
+            logger.warning("this scheduler leads from now on, with term %d", self._lease.term)
+            self._begin_scheduler()
+        if (box := self._mailboxes.get(client)) is not None:
+            box.told = None
+            box.ready.set()
+
+    def _begin_scheduler(self) -> None:
+        self._scheduler = Scheduler(
+            self._spec, self._deliver, aside=self._aside, watch=self._metrics
+        )
+        for client, box in self._mailboxes.items():
+            self._scheduler.client_is_on(client, box.node)
+            box.ready.set()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def _end_scheduler(self) -> None:
         old, self._scheduler = self._scheduler, None
         if old is not None:
             old.close()
-        self._decisions = Decisions(self._app_key, name_of(self._spec.policy.name))
         for client in list(self._mailboxes):
             self._withdraw(client)
 
-    async def address(self) -> str:
-        """Address of its socket, for `SchedulerLine`; empty if there is none."""
+    def _begin_anew(self) -> None:
+        self._end_scheduler()
+        self._decisions = Decisions(self._app_key, name_of(self._spec.policy.name))
+        if self._lease.term:
+            self._lease.renew()
+            self._begin_scheduler()
+
+    @property
+    def _lead(self) -> Lead:
+        scheduler = self._scheduler
+        return Lead() if scheduler is None else Lead(self._lease.term, scheduler.epoch)
+
+    async def where(self) -> tuple[str, str]:
+        """Return Ray's id of its node, and the address of its socket for `SchedulerLine`, which is
+        empty if there is none."""
         if self._listener is None:
             self._listener = asyncio.get_running_loop().create_task(self._listen())
-        return (await self._listener).address
+        return this_node(), (await self._listener).address
 
     async def _listen(self) -> Listener:
         listener = Listener(self._answer)
@@ -120,60 +174,88 @@ class SchedulerActor(AppActor):
 
     async def events(self, client: str, epoch: str, events: list[Event]) -> None:
         """Take a client's events, in order. Those for an earlier life of this actor are ignored."""
-        scheduler = self._heard()
+        self._hear()
         box = self._mailboxes.get(client)
-        if box is not None and box.epoch == epoch:
+        if self._scheduler is not None and box is not None and box.epoch == epoch:
             for event in events:
                 self._decisions.heard(client, event)
-            scheduler.hear(client, events)
+            self._scheduler.hear(client, events)
 
     async def poll(
-        self, client: str, epoch: str | None, acked: int, node: str = ""
-    ) -> tuple[str, int, list[Message]]:
-        """Wait for messages. Return the epoch, a sequence number, and the messages that are not
-        acknowledged yet.
+        self, client: str, epoch: str | None, acked: int, node: str = "", highest: int = 0
+    ) -> tuple[str, int, int, list[Message]]:
+        """Wait for messages. Return the epoch, the actor's term, a sequence number, and the
+        messages that are not acknowledged yet.
 
         Args:
             node: Ray's id of the client's node.
+            highest: the highest term that the client knows.
         """
-        scheduler = self._heard()
+        self._hear(highest)
         box = self._mailboxes.get(client)
         if box is None or box.epoch != epoch:
             self._withdraw(client)
-            scheduler.client_is_on(client, node)
-            box = self._mailboxes[client] = _Mailbox()
-            return box.epoch, 0, []
+            box = self._mailboxes[client] = _Mailbox(node, self._lease.term)
+            if self._scheduler is not None:
+                self._scheduler.client_is_on(client, node)
+            return box.epoch, self._lease.term, 0, []
         box.polled(acked)
-        if not box.messages:
+        if not box.messages and box.told == self._lease.term:
             box.ready.clear()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(box.ready.wait(), _POLL_S)
-            self._heard()
+            self._hear()
             box.polled(acked)
-        return box.epoch, box.sequence, [message for _, message in box.messages]
+        box.told = self._lease.term
+        return box.epoch, box.told, box.sequence, [message for _, message in box.messages]
+
+    async def ping(self) -> None:
+        """Answer, as a sign of life."""
+        self._hear()
 
     async def goodbye(self, client: str) -> None:
         """Note that a frontend leaves in an orderly way."""
         self._withdraw(client)
 
-    async def heartbeat(self, beat: Heartbeat) -> None:
-        self._heard().heartbeat(beat)
+    async def heartbeat(self, beat: Heartbeat) -> Lead:
+        """Take a worker's heartbeat. Return whether the actor leads."""
+        self._hear(beat.highest)
+        if self._scheduler is not None and beat.leader == self._lead:
+            self._scheduler.heartbeat(beat)
+        return self._lead
+
+    async def news(self, term: int) -> Lead:
+        """Wait until the actor leads with a higher term than a worker knows. Return whether it
+        leads."""
+        self._hear(term)
+        if self._lease.term <= term:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), _POLL_S)
+        return self._lead
 
     async def report(self, report: BatchReport) -> None:
-        self._heard().report(report)
+        self._hear()
+        if self._scheduler is not None:
+            self._scheduler.report(report)
 
     async def capacity(self) -> dict[str, Capacity]:
-        """See `Scheduler.capacity`."""
-        return self._heard().capacity
+        """See `Scheduler.capacity`. Empty if the actor does not lead."""
+        self._hear()
+        return {} if self._scheduler is None else self._scheduler.capacity
 
     async def status(self) -> dict[str, Any]:
-        status = self._heard().status()
+        """Return the status of the scheduler, or only of the process if the actor does not lead."""
+        self._hear()
+        lead = {"term": self._lease.term, "node": this_node()}
+        if self._scheduler is None:
+            return {**lead, "scheduler_process": vitals(queued=0, in_flight=0, unsent=0)}
+        status = self._scheduler.status()
         process = vitals(
             queued=sum(status["queued"].values()),
             in_flight=status["in_flight"],
             unsent=sum(len(box.messages) for box in self._mailboxes.values()),
         )
-        return {**status, "scheduler_process": process}
+        return {**status, **lead, "scheduler_process": process}
 
     async def clock(self) -> tuple[str, float]:
         """Return the name and the reading of the clock of the decision log."""
@@ -214,6 +296,15 @@ class SchedulerActor(AppActor):
         self._decisions.flush()
 
 
-def get_or_create_scheduler(spec: AppSpec, app_key: str) -> Any:
-    """Return the application's scheduler actor. It is made if there is none. This call blocks."""
-    return get_or_create(SchedulerActor, app_key, spec, app_key)
+def get_or_create_scheduler(spec: AppSpec, app_key: str, number: int, apart_from: str = "") -> Any:
+    """Return one of the application's two scheduler actors. It is made if there is none. This call
+    blocks.
+
+    Args:
+        number: 0, or 1 for the spare.
+        apart_from: Ray's id of the node where it should not be, if there is another one.
+    """
+    node = another_node(apart_from) if apart_from else this_node()
+    return get_or_create(
+        SchedulerActor, candidate_name(app_key, number), spec, app_key, number, node=node
+    )

@@ -1,8 +1,8 @@
-"""Connections of frontends and workers to the scheduler.
+"""A frontend's connection to the scheduler.
 
 `EmbeddedChannel`: the scheduler is an object in the only frontend. There are no messages, and the
-workers' reports come with their results. `ActorChannel`: the scheduler is a named actor. All
-submissions of an event-loop turn go in one message, and grants come back through one long poll.
+workers' reports come with their results. `ActorChannel`: the scheduler is one of two named actors.
+All submissions of an event-loop turn go in one message, and grants come back through a long poll.
 """
 
 from __future__ import annotations
@@ -13,34 +13,38 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextvars import Context
+from operator import attrgetter
 from typing import Any
-
-import ray
-from ray import serve
 
 from ray_slo.core.seldom import Seldom
 from ray_slo.serve.config.spec import AppSpec
-from ray_slo.serve.direct import Disconnected
 from ray_slo.serve.messages import (
     BatchReport,
     Cancel,
     Capacity,
     Event,
+    Grant,
     Heartbeat,
     Message,
+    Refusal,
     Submit,
     Unreachable,
     Withdrawn,
 )
-from ray_slo.serve.ray_private.actors import OtherProcess, find_actor, in_time, this_node
-from ray_slo.serve.scheduler.actor import get_or_create_scheduler
-from ray_slo.serve.scheduler.line import SchedulerLine
+from ray_slo.serve.ray_private.actors import OtherProcess, this_node
+from ray_slo.serve.scheduler.candidate import Candidate, Silence
+from ray_slo.serve.scheduler.lease import CANDIDATES
 from ray_slo.serve.scheduler.scheduler import Scheduler
 from ray_slo.serve.watch.log_writer import clock_id
 from ray_slo.serve.watch.metrics import SchedulerMetrics
 
 logger = logging.getLogger(__name__)
 logger.addFilter(Seldom())
+
+# Seconds until the next candidate is asked to lead: at first, and at most.
+_ASK_AGAIN_S, _LONGEST_S = 0.2, 2.0
+_LOOK_S = 0.05  # until one is connected
+_NEWS_S = 0.1  # when the leader does not lead any more, another one may do so, and say it soon
 
 
 class Channel(ABC):
@@ -150,12 +154,13 @@ class EmbeddedChannel(Channel):
 
 
 class ActorChannel(Channel):
-    """A channel to a scheduler that is a named actor. Ray restarts the actor when it dies.
+    """A channel to the one of two scheduler actors that leads: see `lease`. Ray restarts an actor
+    when it dies.
 
     Args:
         on_messages: called with grants and refusals.
-        on_reset: called when the scheduler is new and knows nothing. The caller must submit again
-            all requests that were not granted.
+        on_reset: called when another scheduler leads, which knows nothing. The caller must submit
+            again all requests that were not granted.
     """
 
     def __init__(
@@ -166,44 +171,59 @@ class ActorChannel(Channel):
         on_messages: Callable[[list[Message]], None],
         on_reset: Callable[[], None],
     ) -> None:
-        self._spec = spec
-        self._app_key = app_key
-        self._client = client
         self._on_messages = on_messages
         self._on_reset = on_reset
         self._loop = asyncio.get_running_loop()
-        self._node = this_node()
-        self._actor: Any = None
-        self._line: SchedulerLine | None = None
-        self._epoch: str | None = None
+        self._term = 0
+        self._leader: Candidate | None = None
+        self._silence = Silence(self._waits, self._leader_is_silent)
         self._connected = asyncio.Event()
         self._events: list[Event] = []
-        self._poller = self._loop.create_task(self._poll())
+        self._waiting: set[int] = set()  # requests that are neither granted nor refused
+        self._candidates = [
+            Candidate(spec, app_key, client, number, self) for number in range(CANDIDATES)
+        ]
+        self._election: asyncio.Task[None] | None = None
+        self.first_node: asyncio.Future[str] = self._loop.create_future()
+
+    @property
+    def term(self) -> int:
+        """The highest term that the frontend knows."""
+        return self._term
 
     async def join(self, beat: Heartbeat) -> None:
         """Wait until the scheduler is there; workers find it and register themselves."""
         await self._connected.wait()
 
     async def capacity(self) -> dict[str, Capacity]:
-        if self._actor is None:
+        if self._leader is None:
             return {}
-        capacity: dict[str, Capacity] = await self._actor.capacity.remote()
+        capacity: dict[str, Capacity] = await self._leader.actor.capacity.remote()
         return capacity
 
     async def clocks(self) -> dict[str, float]:
-        return {} if self._actor is None else dict([await self._actor.clock.remote()])
+        return {} if self._leader is None else dict([await self._leader.actor.clock.remote()])
 
     async def status(self) -> dict[str, Any]:
-        if self._actor is None:
+        if self._leader is None:
             return {"scheduler": "actor", "state": "starting"}
-        return {"scheduler": "actor", **await self._actor.status.remote()}
+        return {"scheduler": "actor", **await self._leader.actor.status.remote()}
 
     def close(self) -> None:
-        self._poller.cancel()
-        if self._actor is not None:
-            self._actor.goodbye.remote(self._client)
-        if self._line is not None:
-            self._line.close()
+        self._silence.close()
+        if self._election is not None:
+            self._election.cancel()
+        for candidate in self._candidates:
+            candidate.close()
+
+    def submit(self, request: Submit) -> None:
+        self._waiting.add(request.request_id)
+        self._silence.watch()
+        self._say(request)
+
+    def cancel(self, request_id: int) -> None:
+        self._waiting.discard(request_id)
+        self._say(Cancel(request_id))
 
     def _say(self, event: Event) -> None:
         if not self._events:
@@ -213,90 +233,74 @@ class ActorChannel(Channel):
         self._events.append(event)
 
     def _flush(self) -> None:
-        events, self._events = self._events, []
-        if self._line is not None and self._epoch is not None:
+        # Without a leader, they wait: the last one may lead again, and then has all the others.
+        if self._leader is not None and self._events:
+            events, self._events = self._events, []
             # The answer is not awaited: if the actor died, the poll fails and everything is
             # submitted again.
-            self._line.tell("events", self._client, self._epoch, events)
+            self._leader.tell("events", events)
 
-    async def _poll(self) -> None:
-        acked = 0
-        while True:
-            try:
-                if self._actor is None:
-                    self._actor = await self._loop.run_in_executor(
-                        None, get_or_create_scheduler, self._spec, self._app_key
-                    )
-                    await self._actor.configure.remote(self._spec.without_code())
-                if self._line is None:
-                    self._line = SchedulerLine(self._actor)
-                    await self._line.connect()
-                epoch, sequence, messages = await self._line.ask(
-                    "poll", self._client, self._epoch, acked, self._node
-                )
-                if epoch != self._epoch:
-                    await self._actor.configure.remote(self._spec.without_code())
-                    self._epoch, acked = epoch, 0
-                    self._connected.set()
-                    self._on_reset()
-                elif sequence > acked:
-                    acked = sequence
-                    self._on_messages(messages)
-            except asyncio.CancelledError:
-                raise
-            except (ray.exceptions.RayError, Disconnected) as error:
-                logger.warning("scheduler unreachable (%s); trying again", type(error).__name__)
-                again_s = 0.2
-            except Exception:
-                logger.exception("poll of the scheduler failed; trying again")
-                again_s = 1.0
-            else:
-                continue
-            # Events may be lost with it, even if it is the same scheduler afterwards: submit again.
-            if self._line is not None:
-                self._line.close()
-            self._actor = self._line = self._epoch = None
-            await asyncio.sleep(again_s)
+    # -- who leads -------------------------------------------------------------------------
 
+    def polled(
+        self, candidate: Candidate, term: int, messages: list[Message], *, is_new: bool
+    ) -> None:
+        """Take a candidate's answer.
 
-class WorkerLink:
-    """A worker's connection to the scheduler."""
-
-    def __init__(self, spec: AppSpec, app_key: str) -> None:
-        self._app_key = app_key
-        self._embedded = spec.embedded
-        self._target: Any = None
-        self._line: SchedulerLine | None = None
-        self._is_sure = False  # whether the target is the right one
-
-    async def heartbeat(self, beat: Heartbeat) -> None:
-        """Deliver a heartbeat.
-
-        Raises:
-            Exception: it did not arrive. The target is looked up again next time.
+        Args:
+            term: the candidate's term.
+            is_new: whether the candidate knows nothing of this frontend.
         """
-        try:
-            if not self._is_sure:
-                if self._embedded:
-                    app, _, frontend = self._app_key.partition("#")
-                    self._target = serve.get_deployment_handle(frontend, app)
-                else:
-                    self._target = await asyncio.get_running_loop().run_in_executor(
-                        None, find_actor, self._app_key
-                    )
-                    if self._line is not None:
-                        self._line.close()
-                    self._line = SchedulerLine(self._target)
-                    await in_time(self._line.connect(), 5.0)
-                self._is_sure = True
-            call = self._target.slo_heartbeat if self._embedded else self._target.heartbeat
-            await in_time(call.remote(beat), 5.0)
-        except Exception:
-            self._is_sure = False  # reports still go there, because it may only have been slow
-            raise
+        if term and term >= self._term:
+            self._hear(messages)
+            if term > self._term or is_new:
+                self._events = []
+                self._waiting.clear()
+                self._term, self._leader = term, candidate
+                self._connected.set()
+                self._on_reset()
+            elif self._leader is not candidate:
+                self._leader = candidate
+            if self._events:
+                self._flush()
+        elif self._leader is candidate or self._leader is None:
+            self._leader = None
+            self._elect(_NEWS_S)
 
-    def report(self, report: BatchReport) -> None:
-        """Report that a batch is over. A scheduler in a frontend gets the report with the
-        results."""
-        if self._line is not None:
-            self._line.tell("report", report)
+    def _hear(self, messages: list[Message]) -> None:
+        for message in messages:
+            if isinstance(message, Grant | Refusal):
+                self._waiting.difference_update(message.request_ids)
+        if messages:
+            self._on_messages(messages)
+
+    def lost(self, candidate: Candidate) -> None:
+        """Note that a candidate cannot be reached."""
+        if self._leader is candidate:
+            self._leader = None
+            self._elect()
+
+    def _waits(self) -> Candidate | None:
+        """Return the leader if requests wait for it."""
+        return self._leader if self._waiting else None
+
+    def _leader_is_silent(self, leader: Candidate) -> None:
+        logger.warning("the scheduler on node %s is silent; another one is asked", leader.node)
+        self.lost(leader)
+
+    def _elect(self, after_s: float = 0.0) -> None:
+        if self._election is None or self._election.done():
+            self._election = self._loop.create_task(self._ask_to_lead(after_s))
+
+    async def _ask_to_lead(self, after_s: float) -> None:
+        """Ask the candidates in turn, until one leads. One that was silent is asked last."""
+        await asyncio.sleep(after_s)
+        asked = 0
+        while self._leader is None:
+            ready = sorted(
+                (c for c in self._candidates if c.is_connected), key=attrgetter("is_silent")
+            )
+            if ready:
+                ready[asked % len(ready)].tell("lead", self._term)
+                asked += 1
+            await asyncio.sleep(min(_ASK_AGAIN_S * asked, _LONGEST_S) or _LOOK_S)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ray_slo.serve.direct import Connection, NotDirect, connect
 
-METHODS = frozenset({"events", "poll", "report"})
+METHODS = frozenset({"events", "lead", "ping", "poll", "report"})
 """Methods of the actor that may be called over a socket."""
 
 
@@ -20,9 +20,13 @@ class SchedulerLine:
 
     Args:
         actor: its handle.
+
+    Attributes:
+        node: Ray's id of its node.
     """
 
     def __init__(self, actor: Any) -> None:
+        self.node = ""
         self._actor = actor
         self._connection: Connection | None = None
 
@@ -32,7 +36,7 @@ class SchedulerLine:
         Raises:
             RayError: the actor did not answer.
         """
-        address = await self._actor.address.remote()
+        self.node, address = await self._actor.where.remote()
         self._connection = await connect(address) if address else None
 
     @property

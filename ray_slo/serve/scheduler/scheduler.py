@@ -243,9 +243,7 @@ class Scheduler:
     # -- inside ----------------------------------------------------------------------------
 
     def _new_host(self) -> PolicyHost:
-        name, kwargs = _recipe(self._spec)
-        # A policy that was given as an object is copied, so that a restart gets the original.
-        policy = copy.deepcopy(make_policy(name, kwargs))
+        name, kwargs, policy = new_policy(self._spec)
         if self._log is not None:
             policy = self._log.recorded(policy, name, kwargs, self._clock())
         return PolicyHost(
@@ -411,14 +409,15 @@ class Scheduler:
             self._deliver(client, messages)
 
 
-def _recipe(spec: AppSpec) -> tuple[Any, dict[str, Any]]:
-    """Return the policy and its arguments, as `make_policy` takes them."""
-    name = spec.policy.name
+def new_policy(spec: AppSpec) -> tuple[Any, dict[str, Any], Any]:
+    """Return a policy, and the name and the arguments with which it was made. A policy that was
+    given as an object is copied, so that a restart gets the original."""
     shortest_ms = min(spec.slos_ms(model)[0] for model in spec.models)
-    return recipe_for(
-        name,
-        {**live_arguments(name, shortest_ms), **spec.policy.kwargs},
+    name, kwargs = recipe_for(
+        spec.policy.name,
+        {**live_arguments(spec.policy.name, shortest_ms), **spec.policy.kwargs},
         tuple(spec.trees.values()),
         {model: len(config.variants) for model, config in spec.models.items()},
         planned=spec.planner is not None and spec.planner.assigns,
     )
+    return name, kwargs, copy.deepcopy(make_policy(name, kwargs))

@@ -18,7 +18,7 @@ from ray_slo.models.checkpoint import Preempted, PreemptionFlag, preemption_scop
 from ray_slo.models.memory import is_out_of_memory, let_go
 from ray_slo.serve import user_code
 from ray_slo.serve.errors import OutOfMemory
-from ray_slo.serve.messages import AGAIN, BatchReport, Piece, PieceResult
+from ray_slo.serve.messages import AGAIN, BatchReport, Piece, PieceResult, epoch_of
 from ray_slo.serve.watch import tracing
 from ray_slo.serve.watch.metrics import WorkerMetrics
 from ray_slo.serve.worker.failures import Failures
@@ -64,6 +64,9 @@ class _Batch:
     caller: Any = None  # caller of the first traced request
     trace: tracing.BatchTrace = tracing.BATCH_NOT_TRACED
     staged: asyncio.Future[Any] | None = None  # the staged batch, while another one runs
+    over: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
 
     @property
     def items(self) -> list[_Item]:
@@ -118,6 +121,7 @@ class Batches:
         self._loop = asyncio.get_running_loop()
         self._here: dict[str, _Batch] = {}
         self._over: Recent[str, None] = Recent(_KEPT)  # for pieces that arrive too late
+        self._refused: Recent[str, None] = Recent(_KEPT)  # schedulers that are not obeyed any more
         self._stops: Recent[str, float] = Recent(
             _KEPT
         )  # times of preemptions of batches that have not arrived
@@ -159,13 +163,22 @@ class Batches:
         """Wait until there is no batch of these variants."""
         keys = set(variants)
         while here := [b for b in self._here.values() if b.variant in keys]:
-            await asyncio.wait([waiter for batch in here for waiter in batch.waiters.values()])
+            await asyncio.wait([batch.over for batch in here])
+
+    def refuse(self, epoch: str) -> list[asyncio.Future[None]]:
+        """Begin no more batches of a scheduler. Return futures of the ends of those that are here.
+
+        Args:
+            epoch: id of the scheduler.
+        """
+        self._refused[epoch] = None
+        return [b.over for b in self._here.values() if epoch_of(b.id) == epoch]
 
     async def execute(self, piece: Piece) -> PieceResult:
         """Run one piece of a batch, together with its other pieces."""
         batch = self._here.get(piece.batch_id)
         if batch is None:
-            if piece.batch_id in self._over:
+            if piece.batch_id in self._over or epoch_of(piece.batch_id) in self._refused:
                 return PieceResult(None)
             if piece.variant not in self._models.loaded:  # unloaded while the batch was on its way
                 return PieceResult(None, self._report_lost(piece.batch_id, piece.variant))
@@ -243,6 +256,7 @@ class Batches:
                 self._running = None
                 self._here.pop(batch.id, None)
                 self._over[batch.id] = None
+                batch.over.set_result(None)
 
     async def _run(self, batch: _Batch) -> None:
         loaded = self._models.loaded[batch.variant]

@@ -19,13 +19,13 @@ from ray_slo.models.checkpoint import warn_of_checkpoints
 from ray_slo.serve.config.spec import AppSpec, worker_deployment
 from ray_slo.serve.direct import Listener
 from ray_slo.serve.memory import keep_blocks, vitals
-from ray_slo.serve.messages import BatchReport, Heartbeat, Piece, PieceResult, WorkerMemory
+from ray_slo.serve.messages import BatchReport, Heartbeat, Lead, Piece, PieceResult, WorkerMemory
 from ray_slo.serve.payloads import Results, Unreadable
 from ray_slo.serve.planner.links import Follower
 from ray_slo.serve.ray_private.actors import this_node
 from ray_slo.serve.ray_private.context import count_only
 from ray_slo.serve.ray_private.replica_port import listen_on_node_only
-from ray_slo.serve.scheduler.channel import WorkerLink
+from ray_slo.serve.scheduler.worker_link import WorkerLink
 from ray_slo.serve.suspects import note_own_end
 from ray_slo.serve.worker.batches import Batches
 from ray_slo.serve.worker.failures import Failures
@@ -66,6 +66,8 @@ class Worker:
         self._kind = kind
         self._node = this_node()
         self._link: WorkerLink | None = None
+        self._obeyed = Lead()  # the scheduler that may use this worker
+        self._highest = 0  # the highest term of a scheduler
         self._telling = asyncio.Lock()  # otherwise an older heartbeat might arrive last
         self._left_out: dict[str, str] = {}  # reason by variant
         self._news = asyncio.Event()  # the scheduler should learn it before the next heartbeat
@@ -121,7 +123,7 @@ class Worker:
                 self.check_slo()
         if spec.grouped:  # the follower has joined a group
             return follower
-        self._link = WorkerLink(spec, app_key)
+        self._link = WorkerLink(spec, app_key, self._heard_lead)
         try:
             await asyncio.wait_for(self._announce(), _FIRST_BEAT_S)
         except asyncio.TimeoutError:
@@ -191,12 +193,20 @@ class Worker:
         self.assigned = assigned
         await self._announce()
 
-    async def join(self, link: WorkerLink) -> None:
-        """Serve in another group. Batches that the old group's scheduler has sent are still run."""
+    async def join(self, app_key: str) -> None:
+        """Serve in another group. Batches that the old group's scheduler has sent are still run.
+
+        Args:
+            app_key: name of the group's scheduler.
+        """
         async with self._telling:
-            old, self._link, self.announced = self._link, link, frozenset()
+            old = self._link
+            self._link = WorkerLink(self._spec, app_key, self._heard_lead)
+            self.announced = frozenset()
             if old is not None:
                 await self._take_leave(old)
+                old.close()
+            self._obeyed, self._highest = Lead(), 0
         await self._announce()
 
     # -- for frontends ---------------------------------------------------------------------
@@ -265,6 +275,22 @@ class Worker:
         if self._link is not None:
             self._link.report(report)
 
+    def _heard_lead(self, link: WorkerLink, lead: Lead) -> None:
+        """Obey a scheduler with a higher term, when the batches of the one before are over. That
+        one is not obeyed any more: see `scheduler.lease`."""
+        if link is not self._link or lead.term <= self._highest:
+            return
+        self._highest = lead.term
+        if rest := self.batches.refuse(self._obeyed.epoch):
+            asyncio.gather(*rest).add_done_callback(lambda _: self._obey(link, lead))
+        else:
+            self._obey(link, lead)
+
+    def _obey(self, link: WorkerLink, lead: Lead) -> None:
+        if link is self._link and lead.term == self._highest:
+            self._obeyed = lead
+            self._news.set()
+
     def _heartbeat(self) -> Heartbeat:
         return Heartbeat(
             worker=self.id,
@@ -279,6 +305,8 @@ class Worker:
             assigned=self.assigned,
             node=self._node,
             memory=self.memory,
+            leader=self._obeyed,
+            highest=self._highest,
         )
 
     async def _beat(self) -> None:
@@ -306,7 +334,9 @@ class Worker:
     async def _take_leave(self, link: WorkerLink) -> None:
         """Tell a scheduler that this worker serves nothing any more; needs `_telling`."""
         try:
-            await link.heartbeat(Heartbeat(self.id, self._kind, {}, []))
+            leader, highest = self._obeyed, self._highest
+            beat = Heartbeat(self.id, self._kind, {}, [], leader=leader, highest=highest)
+            await link.heartbeat(beat)
         except Exception as error:  # it will notice the missing heartbeats
             logger.info("could not tell the old scheduler that this worker has left: %r", error)
 
@@ -315,7 +345,10 @@ class Worker:
             link, offered = self._link, frozenset(self.models.offered)
             if link is None or not (offered or self.announced):
                 return  # there is no scheduler, or no news
-            await link.heartbeat(self._heartbeat())
+            obeyed = None
+            while obeyed != self._obeyed:  # the first heartbeat's answer says who leads
+                obeyed = self._obeyed
+                await link.heartbeat(self._heartbeat())
             self.announced = offered
 
     # -- Serve's hooks ---------------------------------------------------------------------
@@ -369,6 +402,8 @@ class Worker:
         self._end()
 
     def _end(self) -> None:
+        if (link := getattr(self, "_link", None)) is not None:
+            link.close()
         if hasattr(self, "_listener"):
             self._listener.close()
         if hasattr(self, "_running"):

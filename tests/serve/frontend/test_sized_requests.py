@@ -84,7 +84,9 @@ def running(monkeypatch):
     fake = SimpleNamespace(get_replica_context=lambda: context)
     monkeypatch.setattr(worker_module, "serve", fake)
     monkeypatch.setattr(batches, "WorkerMetrics", Silent)
-    link = SimpleNamespace(report=lambda report: None, heartbeat=lambda beat: asyncio.sleep(0))
+    link = SimpleNamespace(
+        report=lambda report: None, heartbeat=lambda beat: asyncio.sleep(0), close=lambda: None
+    )
     monkeypatch.setattr(worker_module, "WorkerLink", lambda *args: link)
 
     async def run(scenario, user_class=Rank):

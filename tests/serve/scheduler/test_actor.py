@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from ray_slo.core import BatchStatus, LatencyProfile
 from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.messages import BatchReport, Grant, Heartbeat, Refusal, Submit
-from ray_slo.serve.scheduler import channel
+from ray_slo.serve.scheduler import candidate, channel
 from ray_slo.serve.scheduler.actor import _SILENT_TICKS, _UNREAD_TICKS, SchedulerActor
 from tests.serve import clock
-from tests.serve.fakes import Fifo, beat
+from tests.serve.fakes import Fifo, beat, obeys
 from tests.serve.loops import in_loop, settle
 
 FOREVER_S = 1e6
@@ -40,8 +40,10 @@ async def running(workers=("w0",), watching=False):
     await actor.configure(SPEC)
     if not watching:
         actor.close()
+    await actor.lead("", 0)
     for worker in workers:
-        await actor.heartbeat(Heartbeat(worker, "default", {"m": LatencyProfile([0.01] * 8)}, []))
+        profiles = {"m": LatencyProfile([0.01] * 8)}
+        await obeys(actor, Heartbeat(worker, "default", profiles, []))
     try:
         yield actor
     finally:
@@ -62,7 +64,7 @@ class Client:
         self.epoch, self.acked = None, 0
 
     async def poll(self):
-        epoch, sequence, messages = await self.actor.poll(self.name, self.epoch, self.acked)
+        epoch, _, sequence, messages = await self.actor.poll(self.name, self.epoch, self.acked)
         self.acked = sequence if epoch == self.epoch else 0
         self.epoch = epoch
         return messages
@@ -211,7 +213,7 @@ async def test_a_newer_release_may_come_before_anybody_else():
     async with running(workers=()) as actor:
         await actor.configure(NEWER)
         (client,) = await acquainted(actor, "client")
-        await actor.heartbeat(beat())
+        await obeys(actor, beat())
         await client.submit(1)
         assert [grant.request_ids for grant in await client.poll()] == [(1,)]
 
@@ -225,7 +227,7 @@ async def test_the_scheduler_of_an_older_release_grants_nothing_more():
         await actor.configure(NEWER)
         assert await client.poll() == []
         assert client.epoch != before
-        await actor.heartbeat(beat())
+        await obeys(actor, beat())
         await client.submit(1)
         assert [grant.request_ids for grant in await client.poll()] == [(1,)]
 
@@ -264,10 +266,10 @@ class Frontend:
         self.goes.set()
         self.waiting, self.sent, self.workers = set(), Counter(), workers
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(channel, "this_node", lambda: "")
-            patch.setattr(channel, "get_or_create_scheduler", None)
+            patch.setattr(candidate, "this_node", lambda: "")
+            patch.setattr(channel, "CANDIDATES", 1)  # the actor has no spare
             self.channel = channel.ActorChannel(SPEC, "app#m", name, self.heard, self.again)
-        self.channel._actor = Remote(actor, self.goes)
+        self.channel._candidates[0].actor = Remote(actor, self.goes)
 
     def submit(self, number):
         self.waiting.add(number)
@@ -333,5 +335,5 @@ async def stop_and_go(operations):
         sent = Counter()
         for frontend in frontends:
             sent.update(frontend.sent)
-            frontend.channel._poller.cancel()
+            frontend.channel.close()
         assert sent == Counter(range(1, number + 1))

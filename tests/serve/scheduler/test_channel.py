@@ -4,7 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 from ray_slo.serve.config.resolve import parse_spec
-from ray_slo.serve.scheduler import channel
+from ray_slo.serve.scheduler import candidate
 from ray_slo.serve.scheduler.channel import ActorChannel
 from tests.serve.fakes import beat
 from tests.serve.loops import in_loop
@@ -24,14 +24,15 @@ class Actor:
         if name == "poll":
             await self.there.wait()
             await asyncio.sleep(0.01)
-            return "epoch", 0, []
+            return "epoch", 2, 0, []
+        return ("node", "") if name == "where" else None
 
 
 @in_loop
 async def test_a_worker_registers_itself_with_a_scheduler_that_is_an_actor(monkeypatch):
     actor = Actor()
-    monkeypatch.setattr(channel, "get_or_create_scheduler", lambda *args: actor)
-    monkeypatch.setattr(channel, "this_node", lambda: "")
+    monkeypatch.setattr(candidate, "get_or_create_scheduler", lambda *args: actor)
+    monkeypatch.setattr(candidate, "this_node", lambda: "")
     spec = parse_spec({"models": {"m": {"callable": "a:B", "latency_slo_ms": 100}}})
     link = ActorChannel(spec, "app#m", "client", lambda messages: None, lambda: None)
     joining = asyncio.ensure_future(link.join(beat()))

@@ -21,10 +21,10 @@ class Actor:
         return SimpleNamespace(remote=lambda *args: asyncio.ensure_future(self._call(name, *args)))
 
     async def _call(self, name, *args):
-        if name == "address":
+        if name == "where":
             if self._has_socket:
                 await self.listener.begin()
-            return self.listener.address
+            return "node", self.listener.address
         self.came.append(("ray", name, *args))
         return "by ray"
 
@@ -40,7 +40,7 @@ async def test_calls_go_over_the_socket_in_order():
     actor = Actor(has_socket=True)
     line = SchedulerLine(actor)
     await line.connect()
-    assert line.is_direct
+    assert line.is_direct and line.node == "node"
     line.tell("events", 1)
     line.tell("events", 2)
     assert await line.ask("poll", 3) == "by socket"

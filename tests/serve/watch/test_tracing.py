@@ -22,7 +22,7 @@ from ray_slo.serve.messages import Cancel, Grant, Refusal, Submit
 from ray_slo.serve.scheduler.actor import SchedulerActor
 from ray_slo.serve.watch import spans, tracing
 from ray_slo.serve.watch.tracing import Decisions
-from tests.serve.fakes import Fifo, Impatient, Steps, beat
+from tests.serve.fakes import Fifo, Impatient, Steps, beat, obeys
 from tests.serve.loops import in_loop, settle, until
 from tests.serve.pipelines import spec
 
@@ -373,14 +373,15 @@ def waiting(traces, i=0):
 async def test_a_scheduler_actor_has_spans_of_its_own(traces):
     model = {"callable": Fifo, "latency_slo_ms": 1000, "max_batch_size": 8}
     actor = SchedulerActor(parse_spec({"models": {"m": model}, "policy": Fifo}), "app#m")
-    epoch, _, _ = await actor.poll("f", None, 0)
-    await actor.heartbeat(beat())
+    await actor.lead("f", 0)
+    epoch, *_ = await actor.poll("f", None, 0)
+    await obeys(actor, beat())
     one, submit = waiting(traces)
     _, late = waiting(traces, 1)
     events = [submit, Submit(2, "m", 1.0), late]
     await actor.events("f", epoch, [*events, Cancel(1)])
     await settle()  # what goes at once would be sent here
-    _, _, (grant,) = await actor.poll("f", epoch, 0)
+    *_, (grant,) = await actor.poll("f", epoch, 0)
     one.granted(grant, "a policy")
     one.unanswered("cancelled", "cancelled")
     span, left = sorted(traces.spans("slo.schedule"), key=lambda s: "slo.outcome" in s.attributes)

@@ -8,6 +8,7 @@ import pytest
 from ray_slo.errors import BadInput, BatchResultError
 from ray_slo.serve.direct import Listener
 from ray_slo.serve.frontend.workers import Connections
+from ray_slo.serve.worker import worker as worker_module
 from tests.serve import clock
 from tests.serve.fakes import NeverRead, Wire, over_handle
 from tests.serve.loops import until
@@ -26,31 +27,45 @@ class Slow:
     def report(self, report):
         raise AssertionError("nothing runs")
 
+    def close(self):
+        pass
 
-def test_an_older_heartbeat_never_comes_after_a_newer_one(app):
+
+@pytest.fixture
+def links(monkeypatch):
+    """Ways to schedulers by group, once the worker has joined one."""
+    found = {}
+
+    def link(spec, app_key, on_lead):
+        return found.setdefault(app_key, Slow())
+
+    return lambda: monkeypatch.setattr(worker_module, "WorkerLink", link) or found
+
+
+def test_an_older_heartbeat_never_comes_after_a_newer_one(app, links):
     async def scenario():
         async with app() as (_, worker):
-            link = Slow()
-            joining = asyncio.ensure_future(worker.join(link))
+            found = links()
+            joining = asyncio.ensure_future(worker.join("a"))
             await asyncio.sleep(0.1)  # the first heartbeat is on its way
             await worker.unload(["m"])
             await joining
-            assert link.heard == [{"m"}, set()]
+            assert found["a"].heard == [{"m"}, set()]
             assert worker.announced == set()
 
     clock.run(scenario())
 
 
-def test_who_leaves_a_group_is_not_taken_for_one_of_its_workers_again(app):
+def test_who_leaves_a_group_is_not_taken_for_one_of_its_workers_again(app, links):
     async def scenario():
         async with app() as (_, worker):
-            old, new = Slow(), Slow()
-            joining = asyncio.ensure_future(worker.join(old))
+            found = links()
+            joining = asyncio.ensure_future(worker.join("old"))
             await asyncio.sleep(0.1)
-            await worker.join(new)
+            await worker.join("new")
             await joining
-            assert old.heard == [{"m"}, set()]  # it takes leave last
-            assert new.heard[0] == worker.announced == {"m"}
+            assert found["old"].heard == [{"m"}, set()]  # it takes leave last
+            assert found["new"].heard[0] == worker.announced == {"m"}
 
     clock.run(scenario())
 
