@@ -9,7 +9,6 @@ frontend lives, and every worker that lives is given work again.
 
 import asyncio
 import itertools
-import itertools
 import logging
 import math
 import os
