@@ -90,7 +90,7 @@ async def _app(traced: bool) -> AsyncIterator[Any]:
     from ray_slo.serve.config.resolve import parse_spec
     from ray_slo.serve.frontend.frontend import Frontend
     from ray_slo.serve.frontend.surroundings import Surroundings
-    from ray_slo.serve.worker import batches, worker
+    from ray_slo.serve.worker import batches, registration, worker
 
     model = {"callable": Nothing, "latency_slo_ms": 60_000, "max_batch_size": 32}
     spec = parse_spec({"models": {"m": model}, "policy": "eager", "name": "m"})
@@ -103,7 +103,7 @@ async def _app(traced: bool) -> AsyncIterator[Any]:
         serve = SimpleNamespace(get_replica_context=lambda: context)
         stack.enter_context(mock.patch.object(worker, "serve", serve))
         stack.enter_context(mock.patch.object(batches, "WorkerMetrics", _Silent))
-        stack.enter_context(mock.patch.object(worker, "WorkerLink", lambda *args: link))
+        stack.enter_context(mock.patch.object(registration, "WorkerLink", lambda *args: link))
         one: Any = worker.Worker.__new__(worker.Worker)
         await one.__init__(spec, "default", "m")
         handle = SimpleNamespace(

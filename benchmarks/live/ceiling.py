@@ -82,9 +82,9 @@ class Client:
 
     async def connect(self) -> int:
         """Connect to the scheduler, and return the ID of its process."""
+        from ray_slo.serve.channels.channel import ActorChannel
+        from ray_slo.serve.channels.worker_link import WorkerLink
         from ray_slo.serve.messages import Heartbeat, Lead
-        from ray_slo.serve.scheduler.channel import ActorChannel
-        from ray_slo.serve.scheduler.worker_link import WorkerLink
 
         self._channel = ActorChannel(
             self._spec, self._key, f"client{self._number}", self._on_messages, lambda: None

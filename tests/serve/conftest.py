@@ -8,7 +8,7 @@ import pytest
 
 from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.frontend.frontend import Frontend
-from ray_slo.serve.worker import batches
+from ray_slo.serve.worker import batches, registration
 from ray_slo.serve.worker import worker as worker_module
 from ray_slo.serve.worker.worker import Worker
 from tests.serve.fakes import Deaf, Impatient, Silent, Steps, Wire, finished, surroundings
@@ -25,7 +25,7 @@ def app(monkeypatch):
     link = SimpleNamespace(
         report=lambda report: None, heartbeat=lambda beat: asyncio.sleep(0), close=lambda: None
     )
-    monkeypatch.setattr(worker_module, "WorkerLink", lambda *args: link)
+    monkeypatch.setattr(registration, "WorkerLink", lambda *args: link)
     finished.clear()
 
     @contextlib.asynccontextmanager
@@ -69,7 +69,7 @@ def running(monkeypatch):
     link = SimpleNamespace(
         report=lambda report: None, heartbeat=lambda beat: asyncio.sleep(0), close=lambda: None
     )
-    monkeypatch.setattr(worker_module, "WorkerLink", lambda *args: link)
+    monkeypatch.setattr(registration, "WorkerLink", lambda *args: link)
     Spell.ran = []
     Spell.gate.clear()
 
@@ -87,7 +87,7 @@ def running(monkeypatch):
         )
         link.heartbeat = front.slo_heartbeat
         for worker in workers.values():
-            await worker._send_heartbeat()
+            await worker.registration.tell()
         try:
             yield front, handle
         finally:

@@ -14,12 +14,12 @@ from unittest import mock
 
 import ray
 
+from ray_slo.serve.channels import candidate, worker_link
 from ray_slo.serve.errors import WorkerLost
 from ray_slo.serve.frontend.frontend import Frontend
 from ray_slo.serve.frontend.surroundings import Surroundings
 from ray_slo.serve.ray_private import actors
 from ray_slo.serve.scheduler import actor as scheduler_actor
-from ray_slo.serve.scheduler import candidate, worker_link
 from ray_slo.serve.scheduler.actor import SchedulerActor
 from ray_slo.serve.scheduler.lease import candidate_name
 from ray_slo.serve.watch.lately import Seen

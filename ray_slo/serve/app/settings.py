@@ -19,6 +19,7 @@ from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.config.workers import NOT_OURS
 from ray_slo.serve.errors import ConfigError
 from ray_slo.serve.planner.autoscaling import PlanAutoscaling
+from ray_slo.serve.ray_private.actors import usable_nodes
 from ray_slo.serve.ray_private.deploy import is_router, keeps_one_loop
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class Settings:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray-slo-settings")
         self._code: Any = None
         self._said_at = 0.0
+        self._frontend_nodes: list[str] = []
         self.refused: list[str] = []
 
     async def begin(self) -> AppSpec:
@@ -121,14 +123,25 @@ class Settings:
         if before and not self.refused:
             logger.warning("Serve's settings are right again")
 
-    def status(self) -> dict[str, Any]:
-        """Return the refused settings for `ray-slo status`. It is empty without any."""
-        return {"refused_settings": self.refused} if self.refused else {}
+    async def status(self) -> dict[str, Any]:
+        """Return the nodes of the cluster and of the frontends for `ray-slo status`, and the
+        refused settings if there are any."""
+        refused = {"refused_settings": self.refused} if self.refused else {}
+        asked = asyncio.get_running_loop().run_in_executor(self._thread, usable_nodes)
+        try:
+            nodes = await asyncio.wait_for(asked, _ANSWER_S)
+        except Exception as error:
+            logger.info("the cluster's nodes cannot be read: %r", error)
+            return refused
+        return {"nodes": {"cluster": nodes, "frontends": self._frontend_nodes}, **refused}
 
     async def _read(self) -> Details:
         # A thread of its own: without a controller, the call does not end.
         asked = asyncio.get_running_loop().run_in_executor(self._thread, self._details)
-        return await asyncio.wait_for(asked, _ANSWER_S)
+        details = await asyncio.wait_for(asked, _ANSWER_S)
+        frontend = _about(details, self._app).get("deployments", {}).get(self._names[0], {})
+        self._frontend_nodes = [one["node_id"] for one in frontend.get("replicas", ())]
+        return details
 
     def _refusals(self, details: Details) -> list[str]:
         return list(refusals(self._spec, details, self._app, *self._names))

@@ -23,6 +23,8 @@ from ray_slo.core.seldom import Seldom
 from ray_slo.core.text import quoted
 from ray_slo.serve import grpc
 from ray_slo.serve.app.settings import Settings
+from ray_slo.serve.channels.channel import ActorChannel, Channel, EmbeddedChannel
+from ray_slo.serve.channels.group_channel import GroupedChannel
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.deadlines import ATTEMPT_HEADER, CAPACITY_HEADER, CLASS_HEADER, WHOLE_HEADER
 from ray_slo.serve.errors import (
@@ -51,8 +53,6 @@ from ray_slo.serve.proxy.modes import mode
 from ray_slo.serve.ray_private.http_head import arrival_here
 from ray_slo.serve.ray_private.ingress import answer_with
 from ray_slo.serve.ray_private.peers import asked_all
-from ray_slo.serve.scheduler.channel import ActorChannel, Channel, EmbeddedChannel
-from ray_slo.serve.scheduler.group_channel import GroupedChannel
 from ray_slo.serve.user_code import sendable
 from ray_slo.serve.watch.lately import Seen, together
 from ray_slo.serve.watch.page import StatusPage
@@ -376,7 +376,7 @@ class Frontend:
             "mode": mode(),
             **together(await self._all_seen()),
             "num_frontends": self._spec.num_frontends,
-            **self._settings.status(),
+            **await self._settings.status(),
             "process": vitals(pending=len(self._ledger), owned=self._service.num_owned),
             "expected": {name: e._asdict() for name, e in self._expected().items()},
             "overhead_ms": 1e3 * self._ledger.overhead_s,

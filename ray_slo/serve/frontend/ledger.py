@@ -30,8 +30,8 @@ from ray_slo.serve.user_code import as_exception
 from ray_slo.serve.watch.tracing import NOT_TRACED, RequestTrace, name_of
 
 if TYPE_CHECKING:
+    from ray_slo.serve.channels.channel import Channel
     from ray_slo.serve.frontend.workers import Workers
-    from ray_slo.serve.scheduler.channel import Channel
     from ray_slo.serve.watch.metrics import FrontendMetrics
 
 logger = logging.getLogger(__name__)

@@ -13,6 +13,7 @@ import ray
 
 from ray_slo.core.policy import Expected
 from ray_slo.core.seldom import Seldom
+from ray_slo.serve.channels.channel import Channel
 from ray_slo.serve.config.spec import AppSpec, worker_deployment
 from ray_slo.serve.direct import Connection, Disconnected, NotDirect, connect
 from ray_slo.serve.errors import BatchResultError, ConfigError, NotReady
@@ -21,7 +22,6 @@ from ray_slo.serve.frontend.startup import Startup
 from ray_slo.serve.frontend.surroundings import Surroundings
 from ray_slo.serve.messages import Capacity, Grant, Heartbeat, Piece, PieceResult, Stop
 from ray_slo.serve.payloads import Items, why
-from ray_slo.serve.scheduler.channel import Channel
 from ray_slo.serve.shared import Lent
 from ray_slo.serve.watch import tracing
 

@@ -21,7 +21,7 @@ from typing import Any
 from ray_slo.planning.brains.brain import FrontendHears, FrontendSays, Wanted, WorkerSays
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.planner.planning import Aside, Pace, Planning, orders
-from ray_slo.serve.ray_private.actors import AppActor, in_task
+from ray_slo.serve.ray_private.actors import AppActor, in_task, this_node
 
 logger = logging.getLogger(__name__)
 
@@ -131,4 +131,4 @@ class Planner(AppActor):
     async def status(self) -> dict[str, Any]:
         """Return the part of `ray-slo status` about the plan."""
         self._start()
-        return self.planning.status()
+        return {**self.planning.status(), "node": this_node()}

@@ -24,10 +24,10 @@ from ray_slo.planning.brains.brain import (
     Wanted,
     WorkerSays,
 )
+from ray_slo.serve.channels.channel import Channel
+from ray_slo.serve.channels.group_channel import GroupedChannel
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.ray_private.actors import find_actor, get_or_create, in_time
-from ray_slo.serve.scheduler.channel import Channel
-from ray_slo.serve.scheduler.group_channel import GroupedChannel
 from ray_slo.serve.watch.metrics import PlanMetrics
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ class Follower:
         return WorkerSays(
             worker.id,
             self._kind,
-            worker.offered if self._group is None else worker.announced,
+            worker.offered if self._group is None else worker.registration.announced,
             worker.assigned,
             worker.profiles,
             dict(self._errors),

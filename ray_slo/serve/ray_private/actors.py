@@ -41,16 +41,18 @@ def application_is_gone(app_key: str) -> bool:
     return state is None or frontend not in state.deployments
 
 
-def another_node(node: str) -> str:
-    """Return the id of a node for an actor that should not be on `node`. It is `node` itself if no
-    other one may run anything of an application: a node without CPUs is not for actors. Blocks."""
+def usable_nodes() -> list[str]:
+    """Return the ids of the nodes that may run something of an application: this one first, the
+    head last. A node without CPUs is not for actors. Empty if Ray does not run. Blocks."""
+    if not ray.is_initialized():
+        return []
     here = this_node()
-    others = [
+    nodes = [
         (info["NodeID"] != here, "node:__internal_head__" in info["Resources"], info["NodeID"])
         for info in ray.nodes()
-        if info["Alive"] and info["NodeID"] != node and info["Resources"].get("CPU", 0) > 0
+        if info["Alive"] and info["Resources"].get("CPU", 0) > 0
     ]
-    return min(others, default=(False, False, node))[-1]
+    return [node for _, _, node in sorted(nodes)]
 
 
 def get_or_create(

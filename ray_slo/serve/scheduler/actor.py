@@ -17,9 +17,9 @@ from ray_slo.serve.messages import BatchReport, Capacity, Event, Heartbeat, Lead
 from ray_slo.serve.ray_private.actors import (
     AppActor,
     OtherProcess,
-    another_node,
     get_or_create,
     this_node,
+    usable_nodes,
 )
 from ray_slo.serve.scheduler.lease import Lease, candidate_name
 from ray_slo.serve.scheduler.line import METHODS
@@ -304,7 +304,8 @@ def get_or_create_scheduler(spec: AppSpec, app_key: str, number: int, apart_from
         number: 0, or 1 for the spare.
         apart_from: Ray's id of the node where it should not be, if there is another one.
     """
-    node = another_node(apart_from) if apart_from else this_node()
+    others = (node for node in usable_nodes() if node != apart_from) if apart_from else ()
+    node = next(iter(others), apart_from or this_node())
     return get_or_create(
         SchedulerActor, candidate_name(app_key, number), spec, app_key, number, node=node
     )

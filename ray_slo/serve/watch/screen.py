@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import Any
 
 from ray_slo.core.text import clipped
@@ -99,6 +100,7 @@ def screen(application: str, state: State, model: str | None = None) -> Screen:
         _groups(state),
         _kinds(state),
         _workers(state),
+        _nodes(state),
         _profiles(state),
     )
     sections = [section for section in found if section is not None]
@@ -414,6 +416,45 @@ def _workers(state: State) -> Section:
             lines.append(Line(plain(f"{worker}: {variant} is left out: {why}"), "error"))
     columns = ("worker", "kind", "variants", "does", "runs now", "#in flight", "memory MB")
     return Section("workers", "Workers", (*columns, "#heartbeat s ago"), rows, lines)
+
+
+def _nodes(state: State) -> Section:
+    """What runs on which node, and whether the loss of one costs more than its share."""
+    seen = state.get("nodes", {})
+    parts: dict[str, list[str]] = {"frontend": list(seen.get("frontends", ()))}
+    parts["worker"] = [w["node"] for w in state.get("workers", {}).values() if w.get("node")]
+    schedulers = [
+        (group, one)
+        for group, of in _schedulers(state)
+        for one in of.get("schedulers", ())
+        if one["node"]
+    ]
+    for group, one in schedulers:
+        what = "scheduler" if one["state"] == "leads" else f"scheduler ({one['state']})"
+        parts.setdefault(f"{what} of group {group}" if group else what, []).append(one["node"])
+    if planner := state.get("plan", {}).get("node"):
+        parts["planner"] = [planner]
+    rows = [
+        _row(node, ", ".join(f"{n.count(node)} × {part}" for part, n in parts.items() if node in n))
+        for node in dict.fromkeys(chain(seen.get("cluster", ()), *parts.values()))
+    ]
+    lines = []
+    if len(seen.get("cluster", ())) > 1:
+        both: dict[str, list[str]] = {}
+        for group, one in schedulers:
+            both.setdefault(group, []).append(one["node"])
+        alone = {
+            "frontends": parts["frontend"],
+            "workers": parts["worker"],
+            **{f"schedulers{f' of group {g}' * bool(g)}": nodes for g, nodes in both.items()},
+        }
+        lines = [
+            Line(plain(f"single point of failure: all {what} are on node {nodes[0]}"), "warn")
+            for what, nodes in alone.items()
+            if len(set(nodes)) == 1
+        ]
+    columns = ("node", "runs")
+    return Section("nodes", "Nodes", columns, rows if len(rows) > 1 else (), lines)
 
 
 def _owners(state: State) -> dict[str, str]:

@@ -4,7 +4,6 @@ time."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import replace
@@ -19,22 +18,21 @@ from ray_slo.models.checkpoint import warn_of_checkpoints
 from ray_slo.serve.config.spec import AppSpec, worker_deployment
 from ray_slo.serve.direct import Listener
 from ray_slo.serve.memory import keep_blocks, vitals
-from ray_slo.serve.messages import BatchReport, Heartbeat, Lead, Piece, PieceResult, WorkerMemory
+from ray_slo.serve.messages import Heartbeat, Piece, PieceResult, WorkerMemory
 from ray_slo.serve.payloads import Results, Unreadable
 from ray_slo.serve.planner.links import Follower
 from ray_slo.serve.ray_private.actors import this_node
 from ray_slo.serve.ray_private.context import count_only
 from ray_slo.serve.ray_private.replica_port import listen_on_node_only
-from ray_slo.serve.scheduler.worker_link import WorkerLink
 from ray_slo.serve.suspects import note_own_end
 from ray_slo.serve.worker.batches import Batches
 from ray_slo.serve.worker.failures import Failures
 from ray_slo.serve.worker.models import Models
 from ray_slo.serve.worker.progress import Starting
+from ray_slo.serve.worker.registration import Registration
 
 logger = logging.getLogger(__name__)
 
-_HEARTBEAT_S = 1.0
 _LAST_S = 0.1  # seconds for a piece to arrive after the last grant
 _FIRST_BEAT_S = 1.0  # seconds for the first heartbeat to arrive before Serve may send requests
 
@@ -45,7 +43,7 @@ class Worker:
     Attributes:
         models: the user's models on this worker.
         batches: the batches on this worker.
-        announced: variants of this worker that the scheduler knows.
+        registration: the worker's registration with its scheduler.
         assigned: the plan's assignment, as the scheduler is told.
     """
 
@@ -65,13 +63,7 @@ class Worker:
         self._spec = spec
         self._kind = kind
         self._node = this_node()
-        self._link: WorkerLink | None = None
-        self._obeyed = Lead()  # the scheduler that may use this worker
-        self._highest = 0  # the highest term of a scheduler
-        self._telling = asyncio.Lock()  # otherwise an older heartbeat might arrive last
         self._left_out: dict[str, str] = {}  # reason by variant
-        self._news = asyncio.Event()  # the scheduler should learn it before the next heartbeat
-        self.announced: frozenset[str] = frozenset()
         self.assigned: tuple[Assigned, ...] = ()
         # Serve numbers deployments with equal names in an application; ours get equal numbers.
         frontend += context.deployment.removeprefix(worker_deployment(frontend, kind))
@@ -89,18 +81,19 @@ class Worker:
         self.batches = Batches(
             self.id,
             self.models,
-            self._report,
-            smaller=self._news.set,
+            lambda report: self.registration.report(report),
+            smaller=lambda: self.registration.news(),
             isolate_errors=spec.isolate_errors,
             failures=Failures("#".join(same) if in_ray else ""),
         )
+        self.registration = Registration(spec, self._heartbeat, self.batches.refuse)
         async with self._starting.told():
             self._follower = await self._begin(f"{context.app_name}#{frontend}")
         # Serve asks a replica only for what it has when its constructor returns.
         vars(self).update(self.models.instances.records())
         loop = asyncio.get_running_loop()
         self._running = loop.create_task(self.batches.run())
-        self._tasks = [loop.create_task(self._beat())]
+        self._tasks = [loop.create_task(self.registration.beat())]
         if self._follower is not None:
             self.models.begin_service()
             self._tasks.append(loop.create_task(self._follower.follow()))
@@ -123,9 +116,9 @@ class Worker:
                 self.check_slo()
         if spec.grouped:  # the follower has joined a group
             return follower
-        self._link = WorkerLink(spec, app_key, self._heard_lead)
+        self.registration.begin(app_key)
         try:
-            await asyncio.wait_for(self._announce(), _FIRST_BEAT_S)
+            await asyncio.wait_for(self.registration.announce(), _FIRST_BEAT_S)
         except asyncio.TimeoutError:
             logger.info("no scheduler yet; the next heartbeat will tell it")
         return follower
@@ -173,14 +166,14 @@ class Worker:
                 variants stays.
         """
         await self.models.load(variants, known or {})
-        await self._announce()
+        await self.registration.announce()
 
     async def unload(self, variants: Iterable[str]) -> None:
         """Accept no more batches of these variants, finish the present ones, and free the
         variants."""
         keys = set(variants)
         self.models.offered -= keys
-        await self._announce()
+        await self.registration.announce()
         await self.batches.finish(keys)
         self.models.forget(keys)
 
@@ -191,7 +184,7 @@ class Worker:
     async def assign(self, assigned: tuple[Assigned, ...]) -> None:
         """Tell the scheduler which of the loaded variants the plan assigns to this worker."""
         self.assigned = assigned
-        await self._announce()
+        await self.registration.announce()
 
     async def join(self, app_key: str) -> None:
         """Serve in another group. Batches that the old group's scheduler has sent are still run.
@@ -199,15 +192,7 @@ class Worker:
         Args:
             app_key: name of the group's scheduler.
         """
-        async with self._telling:
-            old = self._link
-            self._link = WorkerLink(self._spec, app_key, self._heard_lead)
-            self.announced = frozenset()
-            if old is not None:
-                await self._take_leave(old)
-                old.close()
-            self._obeyed, self._highest = Lead(), 0
-        await self._announce()
+        await self.registration.join(app_key)
 
     # -- for frontends ---------------------------------------------------------------------
 
@@ -271,26 +256,6 @@ class Worker:
 
     # -- for the scheduler -----------------------------------------------------------------
 
-    def _report(self, report: BatchReport) -> None:
-        if self._link is not None:
-            self._link.report(report)
-
-    def _heard_lead(self, link: WorkerLink, lead: Lead) -> None:
-        """Obey a scheduler with a higher term, when the batches of the one before are over. That
-        one is not obeyed any more: see `scheduler.lease`."""
-        if link is not self._link or lead.term <= self._highest:
-            return
-        self._highest = lead.term
-        if rest := self.batches.refuse(self._obeyed.epoch):
-            asyncio.gather(*rest).add_done_callback(lambda _: self._obey(link, lead))
-        else:
-            self._obey(link, lead)
-
-    def _obey(self, link: WorkerLink, lead: Lead) -> None:
-        if link is self._link and lead.term == self._highest:
-            self._obeyed = lead
-            self._news.set()
-
     def _heartbeat(self) -> Heartbeat:
         return Heartbeat(
             worker=self.id,
@@ -305,51 +270,7 @@ class Worker:
             assigned=self.assigned,
             node=self._node,
             memory=self.memory,
-            leader=self._obeyed,
-            highest=self._highest,
         )
-
-    async def _beat(self) -> None:
-        while True:
-            try:
-                await self._send_heartbeat()
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._news.wait(), _HEARTBEAT_S)
-                self._news.clear()
-            except asyncio.CancelledError:
-                raise
-            except Exception as error:
-                # The scheduler is starting, restarting or gone; Serve decides when this worker
-                # ends.
-                logger.debug("heartbeat failed: %r", error)
-                await asyncio.sleep(0.2)
-
-    async def _announce(self) -> None:
-        """Tell the scheduler now; if it cannot be reached, the next heartbeat will tell it."""
-        try:
-            await self._send_heartbeat()
-        except Exception as error:
-            logger.info("heartbeat failed: %r", error)
-
-    async def _take_leave(self, link: WorkerLink) -> None:
-        """Tell a scheduler that this worker serves nothing any more; needs `_telling`."""
-        try:
-            leader, highest = self._obeyed, self._highest
-            beat = Heartbeat(self.id, self._kind, {}, [], leader=leader, highest=highest)
-            await link.heartbeat(beat)
-        except Exception as error:  # it will notice the missing heartbeats
-            logger.info("could not tell the old scheduler that this worker has left: %r", error)
-
-    async def _send_heartbeat(self) -> None:
-        async with self._telling:
-            link, offered = self._link, frozenset(self.models.offered)
-            if link is None or not (offered or self.announced):
-                return  # there is no scheduler, or no news
-            obeyed = None
-            while obeyed != self._obeyed:  # the first heartbeat's answer says who leads
-                obeyed = self._obeyed
-                await link.heartbeat(self._heartbeat())
-            self.announced = offered
 
     # -- Serve's hooks ---------------------------------------------------------------------
 
@@ -392,9 +313,7 @@ class Worker:
         Serve has already waited for its own calls, and waits for this one. It does not know the
         calls of directly connected frontends.
         """
-        async with self._telling:
-            if self._link is not None:
-                await self._take_leave(self._link)
+        await self.registration.leave()
         for _ in range(2):  # earlier grants may be on their way
             await self.batches.finish(self._spec.variants())
             await asyncio.sleep(_LAST_S)
@@ -402,8 +321,8 @@ class Worker:
         self._end()
 
     def _end(self) -> None:
-        if (link := getattr(self, "_link", None)) is not None:
-            link.close()
+        if hasattr(self, "registration"):
+            self.registration.close()
         if hasattr(self, "_listener"):
             self._listener.close()
         if hasattr(self, "_running"):

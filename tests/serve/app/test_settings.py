@@ -265,13 +265,13 @@ async def test_what_changes_later_is_said_until_it_is_right_again(caplog):
     caplog.set_level(logging.WARNING)
     for now in (10.0, 20.0, 75.0):
         found.look(wrong, now)
-        (said,) = found.status()["refused_settings"]
+        (said,) = (await found.status())["refused_settings"]
         assert "max_ongoing_requests is 5" in said
     errors = [r for r in caplog.records if r.levelname == "ERROR"]
     assert len(errors) == 2  # at once, and once a minute
     assert all(said in r.getMessage() for r in errors)
     found.look(right, 80.0)
-    assert found.status() == {}
+    assert await found.status() == {"nodes": {"cluster": [], "frontends": []}}
     assert "right again" in caplog.text
 
 

@@ -12,7 +12,7 @@ from ray_slo.errors import BadInput
 from ray_slo.serve.app.build import build_app_from_spec
 from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.frontend.frontend import Frontend
-from ray_slo.serve.worker import batches
+from ray_slo.serve.worker import batches, registration
 from ray_slo.serve.worker import worker as worker_module
 from ray_slo.serve.worker.worker import Worker
 from tests.serve.fakes import Silent, Wire, surroundings
@@ -87,7 +87,7 @@ def running(monkeypatch):
     link = SimpleNamespace(
         report=lambda report: None, heartbeat=lambda beat: asyncio.sleep(0), close=lambda: None
     )
-    monkeypatch.setattr(worker_module, "WorkerLink", lambda *args: link)
+    monkeypatch.setattr(registration, "WorkerLink", lambda *args: link)
 
     async def run(scenario, user_class=Rank):
         model = {"callable": user_class, "latency_slo_ms": 5000, "max_batch_size": LARGEST}

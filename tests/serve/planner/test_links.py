@@ -91,6 +91,7 @@ class Worker:
         self.id = id
         self.broken = set(broken)
         self.offered = self.announced = frozenset()
+        self.registration = self
         self.assigned, self.profiles = (), {}
         self.diary = []
         self.memory = WorkerMemory("gpu", 900.0, {"large": (100.0, 20.0, 8)})

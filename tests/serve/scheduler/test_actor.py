@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_slo.core import BatchStatus, LatencyProfile
+from ray_slo.serve.channels import candidate, channel
 from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.messages import BatchReport, Grant, Heartbeat, Refusal, Submit
-from ray_slo.serve.scheduler import candidate, channel
 from ray_slo.serve.scheduler.actor import _SILENT_TICKS, _UNREAD_TICKS, SchedulerActor
 from tests.serve import clock
 from tests.serve.fakes import Fifo, beat, obeys

@@ -7,7 +7,7 @@ import ray
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_slo.serve.scheduler.candidate import Silence
+from ray_slo.serve.channels.candidate import Silence
 from ray_slo.serve.scheduler.lease import Lease, candidate_name
 from tests.serve import clock
 

@@ -57,6 +57,38 @@ def test_more_than_one_percent_and_twice_what_is_expected_needs_attention(bad, e
     assert rows["find"].warn is warn
 
 
+def on_nodes(frontends, workers, schedulers, cluster):
+    told = [{"node": n, "state": s} for n, s in zip(schedulers, ["leads", "spare"], strict=False)]
+    one = next(iter(state()["workers"].values()))
+    return state() | {
+        "nodes": {"cluster": list(cluster), "frontends": list(frontends)},
+        "workers": {f"w{i}": one | {"node": node} for i, node in enumerate(workers)},
+        "schedulers": told,
+        "plan": {"node": cluster[-1]},
+    }
+
+
+def test_where_each_process_is():
+    found = screen("app", on_nodes("ab", "bbc", "ab", "abc"))
+    assert cells(found, "nodes", "runs") == {
+        "a": "1 × frontend, 1 × scheduler",
+        "b": "1 × frontend, 2 × worker, 1 × scheduler (spare)",
+        "c": "1 × worker, 1 × planner",
+    }
+    assert section(found, "nodes").lines == []
+
+
+def test_a_node_that_nothing_replaces_is_named():
+    found = screen("app", on_nodes("aa", "bb", "bb", "ab"))
+    assert [(line.text, line.level) for line in section(found, "nodes").lines] == [
+        ("single point of failure: all frontends are on node a", "warn"),
+        ("single point of failure: all workers are on node b", "warn"),
+        ("single point of failure: all schedulers are on node b", "warn"),
+    ]
+    only = screen("app", on_nodes("a", "a", "aa", "a"))  # there is no other node
+    assert not any(s.key == "nodes" for s in only.sections)
+
+
 def test_variants_in_use_and_what_was_predicted():
     found = screen("app", state())
     rows = {row.cells[1]: row.cells for row in section(found, "variants").rows}

@@ -60,7 +60,7 @@ async def test_a_batch_is_split_and_its_size_not_chosen_again(app):
         assert await ask(front, *items) == items  # in order, none lost
         await held
         assert max(Large.sizes) > 4
-        await worker._send_heartbeat()
+        await worker.registration.tell()
         await front._channel.heartbeat(worker._heartbeat())
         assert (await workers_memory(front))["largest_batch"] == {"m": 4}
         split = [seen for seen in worker.batches._metrics.seen if seen[0] == "out_of_memory"]

@@ -8,7 +8,7 @@ import pytest
 from ray_slo.errors import BadInput, BatchResultError
 from ray_slo.serve.direct import Listener
 from ray_slo.serve.frontend.workers import Connections
-from ray_slo.serve.worker import worker as worker_module
+from ray_slo.serve.worker import registration
 from tests.serve import clock
 from tests.serve.fakes import NeverRead, Wire, over_handle
 from tests.serve.loops import until
@@ -39,7 +39,7 @@ def links(monkeypatch):
     def link(spec, app_key, on_lead):
         return found.setdefault(app_key, Slow())
 
-    return lambda: monkeypatch.setattr(worker_module, "WorkerLink", link) or found
+    return lambda: monkeypatch.setattr(registration, "WorkerLink", link) or found
 
 
 def test_an_older_heartbeat_never_comes_after_a_newer_one(app, links):
@@ -51,7 +51,7 @@ def test_an_older_heartbeat_never_comes_after_a_newer_one(app, links):
             await worker.unload(["m"])
             await joining
             assert found["a"].heard == [{"m"}, set()]
-            assert worker.announced == set()
+            assert worker.registration.announced == set()
 
     clock.run(scenario())
 
@@ -65,7 +65,7 @@ def test_who_leaves_a_group_is_not_taken_for_one_of_its_workers_again(app, links
             await worker.join("new")
             await joining
             assert found["old"].heard == [{"m"}, set()]  # it takes leave last
-            assert found["new"].heard[0] == worker.announced == {"m"}
+            assert found["new"].heard[0] == worker.registration.announced == {"m"}
 
     clock.run(scenario())
 

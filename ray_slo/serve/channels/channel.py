@@ -17,6 +17,7 @@ from operator import attrgetter
 from typing import Any
 
 from ray_slo.core.seldom import Seldom
+from ray_slo.serve.channels.candidate import Candidate, Silence
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.messages import (
     BatchReport,
@@ -32,7 +33,6 @@ from ray_slo.serve.messages import (
     Withdrawn,
 )
 from ray_slo.serve.ray_private.actors import OtherProcess, this_node
-from ray_slo.serve.scheduler.candidate import Candidate, Silence
 from ray_slo.serve.scheduler.lease import CANDIDATES
 from ray_slo.serve.scheduler.scheduler import Scheduler
 from ray_slo.serve.watch.log_writer import clock_id
@@ -205,9 +205,13 @@ class ActorChannel(Channel):
         return {} if self._leader is None else dict([await self._leader.actor.clock.remote()])
 
     async def status(self) -> dict[str, Any]:
+        told = {
+            "scheduler": "actor",
+            "schedulers": [c.status(leads=c is self._leader) for c in self._candidates],
+        }
         if self._leader is None:
-            return {"scheduler": "actor", "state": "starting"}
-        return {"scheduler": "actor", **await self._leader.actor.status.remote()}
+            return {**told, "state": "starting"}
+        return {**told, **await self._leader.actor.status.remote()}
 
     def close(self) -> None:
         self._silence.close()

@@ -4,10 +4,10 @@ import asyncio
 import math
 
 from ray_slo.planning.brains.brain import Routing
+from ray_slo.serve.channels.channel import Channel
+from ray_slo.serve.channels.group_channel import GroupedChannel
 from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.messages import Capacity, Grant, Refusal, Submit
-from ray_slo.serve.scheduler.channel import Channel
-from ray_slo.serve.scheduler.group_channel import GroupedChannel
 from tests.serve import clock
 
 MODEL = {"callable": "apps:Tasks", "latency_slo_ms": 500}

@@ -13,6 +13,7 @@ from typing import Any
 from ray_slo.core import DropReason
 from ray_slo.core.recent import Recent
 from ray_slo.planning.brains.brain import Routing
+from ray_slo.serve.channels.channel import ActorChannel, Channel
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.messages import (
     Capacity,
@@ -22,7 +23,6 @@ from ray_slo.serve.messages import (
     Refusal,
     Submit,
 )
-from ray_slo.serve.scheduler.channel import ActorChannel, Channel
 from ray_slo.serve.watch.metrics import GroupMetrics
 
 _STATUS_S = 3.0

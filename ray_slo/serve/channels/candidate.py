@@ -20,7 +20,7 @@ from ray_slo.serve.scheduler.actor import get_or_create_scheduler
 from ray_slo.serve.scheduler.line import SchedulerLine
 
 if TYPE_CHECKING:
-    from ray_slo.serve.scheduler.channel import ActorChannel
+    from ray_slo.serve.channels.channel import ActorChannel
 
 logger = logging.getLogger(__name__)
 logger.addFilter(Seldom())
@@ -67,6 +67,11 @@ class Candidate:
     def is_connected(self) -> bool:
         """Whether it has answered a poll of this connection."""
         return self._epoch is not None
+
+    def status(self, *, leads: bool) -> dict[str, Any]:
+        """Return its node and its state for `ray-slo status`."""
+        state = "leads" if leads else "silent" if self.is_silent else "spare"
+        return {"node": self.node, "state": state if self.is_connected else "unreachable"}
 
     def tell(self, method: str, *args: Any) -> None:
         """Call a method whose first arguments are this client, and for `events` its epoch."""

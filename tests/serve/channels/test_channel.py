@@ -3,9 +3,9 @@
 import asyncio
 from types import SimpleNamespace
 
+from ray_slo.serve.channels import candidate
+from ray_slo.serve.channels.channel import ActorChannel
 from ray_slo.serve.config.resolve import parse_spec
-from ray_slo.serve.scheduler import candidate
-from ray_slo.serve.scheduler.channel import ActorChannel
 from tests.serve.fakes import beat
 from tests.serve.loops import in_loop
 

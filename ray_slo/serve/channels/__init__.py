@@ -1,0 +1,1 @@
+"""Connections of frontends and workers to schedulers."""
