@@ -35,6 +35,11 @@ REPLACED_S = 1.0  # until a dead process has a successor
 _here = contextvars.ContextVar("process that runs")
 
 
+def here():
+    """The process that runs."""
+    return _here.get()
+
+
 class Process:
     """A process of its own: SIGSTOP, SIGCONT, SIGKILL.
 
