@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from ray_slo.core.seldom import Seldom
@@ -39,31 +39,40 @@ class Silent(Exception):
 
 
 class _Debt:
-    """A batch that a worker owes.
+    """A batch that a worker owes to the current task. The task must wait for it inside.
 
     Attributes:
-        call: the task that waits for it.
         due_at: its predicted end.
         timer: timer of the next question. None while the worker is asked.
-        is_given_up: whether its call was cancelled.
+
+    Raises:
+        Silent: it is late, and its worker does not answer.
     """
 
-    __slots__ = ("call", "due_at", "grant", "is_given_up", "timer")
+    __slots__ = ("_call", "_debts", "_is_given_up", "due_at", "grant", "timer")
 
-    def __init__(self, grant: Grant, due_at: float, call: asyncio.Task[Any]) -> None:
-        self.grant, self.due_at, self.call = grant, due_at, call
+    def __init__(self, debts: dict[str, _Debt], grant: Grant, due_at: float) -> None:
+        call = asyncio.current_task()
+        assert call is not None
+        self._call, self._debts, self._is_given_up = call, debts, False
+        self.grant, self.due_at = grant, due_at
         self.timer: asyncio.TimerHandle | None = None
-        self.is_given_up = False
+
+    def __enter__(self) -> None:
+        self._debts[self.grant.batch_id] = self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        self._debts.pop(self.grant.batch_id, None)
+        if self._is_given_up and kind is asyncio.CancelledError:
+            if sys.version_info >= (3, 11) and self._call.uncancel():
+                return  # somebody else has cancelled it, too
+            raise Silent(f"worker {self.grant.worker} does not answer") from None
 
     def give_up(self) -> None:
-        self.is_given_up = True
-        self.call.cancel()
-
-    def is_only_given_up(self) -> bool:
-        """Return whether nobody else has cancelled the call."""
-        if sys.version_info >= (3, 11):
-            return self.is_given_up and self.call.uncancel() == 0
-        return self.is_given_up
+        self._is_given_up = True
+        self._call.cancel()
 
 
 class Owed:
@@ -97,31 +106,15 @@ class Owed:
         due = [d.due_at for d in debts if d.grant.model == model] or [d.due_at for d in debts]
         return max(now - max(due, default=now), 0.0)
 
-    @contextlib.contextmanager
-    def owes(self, grant: Grant) -> Iterator[None]:
-        """Inside, a worker owes a batch to the current task.
-
-        Raises:
-            Silent: it is late, and does not answer.
-        """
-        call = asyncio.current_task()
-        assert call is not None
-        debt = self._debts[grant.batch_id] = _Debt(grant, self._clock() + grant.finish_in_s, call)
+    def owes(self, grant: Grant) -> _Debt:
+        """Return the context in which the current task waits for a batch."""
+        debt = _Debt(self._debts, grant, self._clock() + grant.finish_in_s)
         least_s, share = _LATE
         late_in_s = grant.finish_in_s + max(least_s, share * grant.finish_in_s)
         if grant.num_pieces > 1:  # the worker may wait for the other pieces
             late_in_s += grant.start_by_s - grant.start_in_s
         debt.timer = self._loop.call_later(late_in_s, self._look, debt)
-        try:
-            yield
-        except asyncio.CancelledError:
-            if not debt.is_only_given_up():
-                raise
-            raise Silent(f"worker {grant.worker} does not answer") from None
-        finally:
-            if debt.timer is not None:
-                debt.timer.cancel()
-            self._debts.pop(grant.batch_id, None)
+        return debt
 
     def _of(self, worker: str) -> list[_Debt]:
         return [debt for debt in self._debts.values() if debt.grant.worker == worker]
