@@ -28,7 +28,7 @@ logger.addFilter(Seldom(10))
 _LATE = (0.05, 0.25)
 # An answer may take this long, or as long as the batch, because code that holds Python's lock lets
 # nobody answer. In seconds, at least and at most.
-_PATIENCE_S = (0.25, 2.0)
+_PATIENCE_S = (0.2, 2.0)
 # The time is waited for in so many parts. If this process itself stands still, it uses up one part.
 _PARTS = 5
 _AGAIN_S = 0.5  # time after an answer until the worker is asked again, in seconds

@@ -10,7 +10,7 @@ from ray_slo.serve.messages import Grant
 from tests.serve.loops import in_loop
 
 EXEC_S = 0.02
-NOTICED_S = EXEC_S + 0.05 + 0.25
+NOTICED_S = EXEC_S + 0.05 + 0.2
 
 
 class Workers:
@@ -71,7 +71,7 @@ async def test_a_batch_in_time_costs_no_question():
     ("exec_s", "overhead_s", "noticed_s"),
     [
         (EXEC_S, 0.0, NOTICED_S),
-        (EXEC_S, 0.5, NOTICED_S + 0.25),
+        (EXEC_S, 0.5, NOTICED_S + 0.3),
         (1.0, 0.0, 1.25 + 1.0),
         (8.0, 0.0, 10.0 + 2.0),
     ],
@@ -85,7 +85,7 @@ async def test_silence_is_borne_as_long_as_a_batch_takes(exec_s, overhead_s, not
 async def test_a_worker_is_asked_once_for_all_that_it_owes():
     world = World()
     first, second = world.call("b1"), world.call("b2", exec_s=EXEC_S + 0.1)
-    third, elsewhere = world.call("b3", exec_s=0.25), world.call("b4", worker="w1", exec_s=9.0)
+    third, elsewhere = world.call("b3", exec_s=0.2), world.call("b4", worker="w1", exec_s=9.0)
     assert await silent_after(first) == NOTICED_S
     for call in (second, third):
         assert await silent_after(call) == 0.0
