@@ -185,7 +185,7 @@ class _Messages(asyncio.BufferedProtocol, abc.ABC):
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
-        self._peer, user = _peer(transport.get_extra_info("socket"))
+        self.peer, user = _peer(transport.get_extra_info("socket"))
         if user != os.geteuid():
             logger.warning("a process of another user tried to connect; it is not heard")
             transport.abort()
@@ -356,7 +356,7 @@ class _Answering(_Messages):
 
     async def _answer_to(self, value: Any) -> Any:
         if isinstance(value, Offer):
-            self._lent = opened(self._peer, value)
+            self._lent = opened(self.peer, value)
             return self._lent is not None
         return await self._answer(value)
 

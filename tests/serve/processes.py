@@ -37,6 +37,11 @@ REPLACED_S = 1.0  # until a dead process has a successor
 _here = contextvars.ContextVar("process that runs")
 
 
+def here():
+    """The process that runs."""
+    return _here.get()
+
+
 class Process:
     """A process of its own: SIGSTOP, SIGCONT, SIGKILL.
 
@@ -346,11 +351,6 @@ class World:
         else:
             await asyncio.sleep(NOTICED_S)
             raise ray.exceptions.ActorUnavailableError("lost on the way", None)
-
-
-def here():
-    """The process that runs."""
-    return _here.get()
 
 
 class _Serve:

@@ -1,1 +1,1 @@
-"""Connections of frontends and workers to schedulers."""
+"""Connections between frontends, workers and schedulers, and whether the other end is there."""

@@ -22,6 +22,7 @@ from ray_slo.core.quantile import FEW_SAMPLES, Quantile
 from ray_slo.core.requests import Upstream
 from ray_slo.core.seldom import Seldom
 from ray_slo.core.trees import stream_of
+from ray_slo.serve.channels.owed import Owed, Silent
 from ray_slo.serve.config.spec import AppSpec, VariantRef
 from ray_slo.serve.errors import Expired, RefusedEarly, WorkerLost, predicted
 from ray_slo.serve.frontend.tree import Outputs, Visit
@@ -129,7 +130,7 @@ class Outcome(enum.Enum):
 
     UNWANTED = "no client waits for the batch any more"
     NOT_SENT = "the router knows no such worker"
-    LOST = "the worker ended"
+    LOST = "the worker ended, or does not answer"
     ENDED_ITSELF = "the worker ended itself, and a request may be why"
     FAILED = "the call failed"
     LATE = "the batch had to start without the share"
@@ -200,8 +201,8 @@ class Ledger:
         self._spawn = spawn
         self._shortfall, self._start_s = shortfall, start_s
         self._entries: dict[int, Entry] = {}
-        self._due: dict[str, tuple[str, float]] = {}  # by batch on a worker: model, predicted end
         self._overhead = Quantile(0.95, prior=FEW_SAMPLES)
+        self._owed = Owed(workers, clock=clock, spawn=spawn, overhead_s=lambda: self.overhead_s)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -331,9 +332,7 @@ class Ledger:
             if shortfall := self._shortfall():
                 why += f"; the plan falls short: {shortfall}"
             finish_ms = (now + refusal.finish_in_s - entry.asked.arrival) * 1e3
-            running = self._due.values()
-            due = [at for m, at in running if m == entry.model] or [at for _, at in running]
-            late_s = max(now - max(due, default=now), 0.0)
+            late_s = self._owed.late_s(entry.model, now)
             slo_ms, margin_ms = entry.asked.slo_s * 1e3, self._margin_s(entry.asked) * 1e3
             said, again_s = predicted(finish_ms, slo_ms, margin_ms, late_s)
             if refusal.reason == DropReason.WOULD_MISS:
@@ -384,9 +383,11 @@ class Ledger:
         for entry in share:
             entry.grant, entry.sent_at = grant, sent_at
             entry.trace.granted(grant, self._policies.get(grant.kind, ""))
-        self._due[grant.batch_id] = grant.model, sent_at + grant.finish_in_s
         try:
-            result = await self._workers.execute(grant, share)
+            with self._owed.owes(grant):
+                result = await self._workers.execute(grant, share)
+        except Silent as error:
+            return Outcome.LOST, error
         except WorkerLost as error:
             logger.warning("%s", error)
             return Outcome.NOT_SENT, error
@@ -395,8 +396,6 @@ class Ledger:
             return Outcome.ENDED_ITSELF if error.own_end else Outcome.LOST, error
         except Exception as error:
             return Outcome.FAILED, error
-        finally:
-            self._due.pop(grant.batch_id, None)
         took_s = self._clock() - sent_at
         report = result.report
         if report is None:

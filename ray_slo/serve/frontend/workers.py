@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import ray
@@ -35,6 +36,7 @@ _LOOK_S = 0.3  # seconds between two checks of what workers can serve, until it 
 _LEAST_LOOK_S = 0.05  # the same while a request waits for the next check
 _FRESH_S = 1.0  # a request waits at most this long for a check, in seconds
 _PATIENT_S = 10.0  # the same for the first requests, if their SLO allows it
+_STILL = "TtXZ"  # states of a Linux process that is stopped, traced or dead
 # Exceptions of a call to a worker if the worker is gone, or its node with the result.
 _GONE = (
     ray.exceptions.RayActorError,
@@ -159,6 +161,29 @@ class Workers:
 
     def close(self) -> None:
         self._connections.close()
+
+    async def alive(self, kind: str, worker: str) -> None:
+        """Ask a worker whether it is alive, and wait for its answer.
+
+        Raises:
+            Exception: the question did not reach it.
+        """
+        connection = self._connections.to(kind, worker)
+        if connection is not None:
+            await connection.call(None)
+        else:
+            await self._address_of(kind, worker)
+
+    def may_be_gone(self, model: str, worker: str) -> bool:
+        """Return whether to give up a worker of a model that does not answer.
+
+        Nobody could do the work of the last worker. If it is a process of this machine that runs,
+        its code holds Python's lock, or the machine is busy. One of its requests may be why, and
+        must not go to the next worker.
+        """
+        capacity = self._capacity.get(model)
+        has_others = capacity is not None and bool(capacity.workers - {worker})
+        return has_others and not self._connections.runs_here(worker)
 
     async def _address_of(self, kind: str, worker: str) -> str:
         address: str = await self._handles[kind].address.remote(worker=worker)
@@ -333,6 +358,11 @@ class Connections:
             self._spawn(self._connect(kind, worker))
         return None
 
+    def runs_here(self, worker: str) -> bool:
+        """Return whether a worker is a process of this machine, and is not stopped."""
+        connection = self._open.get(worker)
+        return connection is not None and _is_running(connection.peer)
+
     async def _connect(self, kind: str, worker: str) -> None:
         with contextlib.suppress(
             Exception
@@ -350,3 +380,12 @@ class Connections:
             connection.close()
         if self._lent is not None:
             self._lent.close()
+
+
+def _is_running(process: int) -> bool:
+    """Return whether a process of this machine is there, and is not stopped."""
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(") ")[2][:1] not in _STILL

@@ -3,7 +3,8 @@
 `ray.serve.request_router` is an alpha API; this module is its only user. A caller names the
 replica (`serve.get_replica_context().replica_tag`, as read by the replica itself) in the
 keyword argument `worker` of the call. In Ray 2.60, the result of `choose_replicas` is probed and
-retried forever, so for an absent replica the pending request must be failed.
+retried forever, so for an absent replica the pending request must be failed. A replica that hangs
+must not be probed.
 """
 
 from __future__ import annotations
@@ -91,6 +92,9 @@ class TargetedRouter(RequestRouter):
                 break
             replica = self._find(worker)
         if replica is not None:
+            # Without a recent length of its queue, Serve would ask the replica for it first, and
+            # again until it answers. There are few such askers, and other calls need one, too.
+            self.replica_queue_len_cache.update(replica.replica_id, 0)
             return [[replica]]
         if not pending_request.future.done():
             pending_request.future.set_exception(

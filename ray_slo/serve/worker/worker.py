@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -53,7 +53,7 @@ class Worker:
         listen_on_node_only()
         context = serve.get_replica_context()
         self.id: str = context.replica_tag
-        self._listener = Listener(self._heard)
+        self._listener = Listener(self._asked)
         # Tests run workers in their own process, where `os._exit` must stay as it is.
         if in_ray := ray.is_initialized():
             keep_blocks()  # for the copies of items
@@ -204,6 +204,10 @@ class Worker:
         """
         return await self._heard(piece)
 
+    def _asked(self, piece: Piece | None) -> Awaitable[Any]:
+        """Answer a frontend of this machine: run its piece, or tell it that the worker is alive."""
+        return self.address(self.id) if piece is None else self._heard(piece)
+
     async def _heard(self, piece: Piece) -> PieceResult:
         """Run one piece of a batch. Items that could not be read fail alone."""
         items = piece.items
@@ -230,7 +234,8 @@ class Worker:
         )
 
     async def address(self, worker: str) -> str:
-        """The address for frontends of this machine; empty if they cannot connect.
+        """The address for frontends of this machine; empty if they cannot connect. A frontend also
+        asks for it to learn whether the worker is alive.
 
         Args:
             worker: this replica's id; the router sends the call to it.

@@ -1,6 +1,10 @@
 """How a frontend calls its workers, with plain fakes for their handles and the scheduler."""
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +14,7 @@ from ray_slo.errors import BatchResultError, ConfigError, WorkerLost
 from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.frontend.ledger import Asked, Entry, WorkerGone
 from ray_slo.serve.frontend.startup import Deployment
-from ray_slo.serve.frontend.workers import Up, Workers, check_names
+from ray_slo.serve.frontend.workers import Up, Workers, _is_running, check_names
 from ray_slo.serve.messages import Capacity, Grant, PieceResult
 from tests.serve.fakes import surroundings
 from tests.serve.loops import in_loop
@@ -83,6 +87,60 @@ async def test_an_error_of_ray_itself_is_said_without_its_stack_trace():
     with pytest.raises(ValueError) as raised:
         await workers(raises).execute(GRANT, [])
     assert str(raised.value.cause) == "said"
+
+
+@in_loop
+async def test_a_worker_without_a_connection_is_asked_for_its_address():
+    asked = []
+
+    async def address(worker):
+        asked.append(worker)
+        return ""
+
+    there = workers()
+    there._handles["gpu"].address = SimpleNamespace(remote=address)
+    await there.alive("gpu", "w0")
+    assert "w0" in asked
+
+
+@in_loop
+@pytest.mark.parametrize(("others", "may_be"), [({"w1"}, True), (set(), False)])
+async def test_the_last_worker_of_a_model_is_not_given_up(others, may_be):
+    async def capacity():
+        return {"m": Capacity(100.0, frozenset({"w0"} | others))}
+
+    there = workers(capacity=capacity)
+    assert not there.may_be_gone("m", "w0")  # nobody knows of others yet
+    await there.up("m")
+    assert there.may_be_gone("m", "w0") == may_be
+    assert not there.may_be_gone("another", "w0")
+
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+
+
+@LINUX
+@in_loop
+async def test_a_process_of_this_machine_that_runs_is_not_given_up():
+    async def capacity():
+        return {"m": Capacity(100.0, frozenset({"w0", "w1"}))}
+
+    there = workers(capacity=capacity)
+    await there.up("m")
+    there._connections._open["w0"] = SimpleNamespace(peer=os.getpid())
+    assert not there.may_be_gone("m", "w0")
+    assert there.may_be_gone("m", "w1")
+
+
+@LINUX
+def test_a_stopped_process_does_not_run():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert _is_running(process.pid)
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        assert not _is_running(process.pid)
+        process.kill()
+    assert not _is_running(process.pid)
 
 
 @in_loop

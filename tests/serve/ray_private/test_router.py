@@ -80,18 +80,37 @@ def test_a_request_that_its_task_dropped_gets_its_replica():
     assert replica.replica_id.unique_id == "w"
 
 
-async def dropped_one():
+def router_to(replica):
     name = DeploymentID("d", "a")
     router = TargetedRouter(name, DeploymentHandleSource.REPLICA, use_replica_queue_len_cache=True)
     router.initialize_state()
-    replica = Mock(max_ongoing_requests=5)
     replica.replica_id = ReplicaID("w", name)
     router._replicas = {replica.replica_id: replica}
     router._replicas_list = [replica]
     router._running = {"w"}
-    router._replica_queue_len_cache.update(replica.replica_id, 0)
+    return router
+
+
+async def dropped_one():
+    router = router_to(Mock(max_ongoing_requests=5))
     dropped = request(1)
     router._pending_requests_to_fulfill.append(dropped)
     router._add_pending_request_to_indices(dropped)
     router._maybe_start_routing_tasks()
     return await dropped.future
+
+
+def test_a_replica_that_hangs_is_not_asked_for_its_queue_before_a_call():
+    asyncio.run(asyncio.wait_for(to_one_that_hangs(), 10))
+
+
+async def to_one_that_hangs():
+    replica = Mock(max_ongoing_requests=5)
+    replica.get_queue_len.side_effect = AssertionError
+    router = router_to(replica)
+    for _ in range(3):
+        chosen = [router._choose_replica_for_request(request(n)) for n in range(10)]
+        assert await asyncio.gather(*chosen) == [replica] * 10
+        for _ in range(10):
+            router.on_send_request(replica.replica_id)  # and none of them ends
+    replica.get_queue_len.assert_not_called()

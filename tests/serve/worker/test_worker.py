@@ -103,7 +103,7 @@ def test_what_cannot_be_sent_harms_no_other_call(app, way):
         Doubles.ran.clear()
         async with app(Doubles, "eager") as (front, worker):
             workers = front._workers
-            listener = Listener(worker._heard)
+            listener = Listener(worker._asked)
             if way == "handle":
                 workers._handles = {"default": PickledWire(worker)}
             else:
@@ -121,6 +121,7 @@ def test_what_cannot_be_sent_harms_no_other_call(app, way):
             assert sorted(i for i in Doubles.ran if isinstance(i, int)) == list(range(10))
             connection = workers._connections.to("default", "w0")
             assert way == "handle" or connection.is_open
+            await workers.alive("default", "w0")
             workers._connections.close()
             listener.close()
 
