@@ -7,7 +7,8 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.harness.rows import tables
-from benchmarks.live.chaos import FAULTS, QUICK, Asked, Seen, chosen, recovery, rows
+from benchmarks.live.asked import Asked, Seen, recovery, rows
+from benchmarks.live.chaos import FAULTS, QUICK, chosen
 
 
 def answered(at_s, number, latency_s=0.1, echo=None):
