@@ -10,12 +10,16 @@ does while it computes. A fault strikes at a random time, drawn from the seed. E
   Every request has a number, which the model's answer repeats.
 * *run twice*: requests whose batch was completed more than once; workers record what they have run.
   This is right if a worker died with its results. The caller still gets one answer.
+* *bare errors*: lost requests to which the server answered 500 or above, without a reason.
 * *late*: requests that were answered after their deadline.
+* *in time*: share of all requests. *Longest gap*: longest time, in seconds, in which no request
+  came that was answered in time.
 * *recovery*: seconds until the share of requests in time is back at 95 % of its value before the
   fault. It ends at the start of the first full second with that share, and is 0 if the share never
   fell below.
 
-All faults run with Serve's proxies, and again with HAProxy (`haproxy`).
+All faults run with Serve's proxies, and again with HAProxy (`haproxy`); those of nodes
+(`benchmarks.live.nodes`) only with the former, unless they or the mode are named.
 
     python -m benchmarks live-chaos [--mode haproxy] [--faults worker,frontend] [--out DIR]
 """
