@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from benchmarks.harness.rows import Row
 from benchmarks.live.cluster import importable
@@ -47,14 +48,25 @@ def environment(mode: str, drain_s: float = 2.0) -> dict[str, str]:
 
 def rows_of(module: str, mode: str, order: Sequence[str], **environ: str) -> list[Row]:
     """Run a module as `MODE FILE ORDER…` in a mode, and return the rows that it writes to FILE."""
+    return [Row(**row) for row in result_of(module, mode, order, **environ)]
+
+
+def result_of(
+    module: str, mode: str, order: Sequence[str], *, prefix: Sequence[str] = (), **environ: str
+) -> Any:
+    """Run a module as `MODE FILE ORDER…` in a mode, and return the JSON that it writes to FILE.
+
+    Args:
+        prefix: words before the command.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "rows.json"
+        file = Path(folder) / "result.json"
         subprocess.run(
-            [sys.executable, "-m", module, mode, str(file), *order],
+            [*prefix, sys.executable, "-m", module, mode, str(file), *order],
             env={**environment(mode), **environ},
             check=True,
         )
-        return [Row(**row) for row in json.loads(file.read_text())]
+        return json.loads(file.read_text())
 
 
 def write_rows(file: str, rows: Sequence[Row]) -> None:

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from ray import serve
 
-from benchmarks.live.chaos import FAULTS, Ground, args, strike
+from benchmarks.live.chaos import FAULTS
+from benchmarks.live.ground import Ground, args, strike
 
 pytestmark = pytest.mark.live
 
@@ -26,7 +27,7 @@ def ground(ray_cluster, tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["pause", "frontend"])
 def test_nothing_is_lost_and_nothing_answered_twice(ground, name):
-    seen, asked = strike(ground, name)
+    seen, asked = strike(ground, FAULTS[name])
     assert seen.fault == FAULTS[name].says
     assert seen.sent == len(asked) > 50
     assert seen.answered > 0

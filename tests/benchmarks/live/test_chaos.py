@@ -1,13 +1,17 @@
 """The part of `live-chaos` that needs no Ray: what is made of a run, and its options."""
 
 import argparse
+import json
 import math
+from dataclasses import replace
 
 import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.harness.rows import tables
-from benchmarks.live.chaos import FAULTS, QUICK, Asked, Seen, chosen, recovery, rows
+from benchmarks.live import nodes
+from benchmarks.live.asked import Asked, Seen, longest_gap, recovery, rows
+from benchmarks.live.chaos import FAULTS, QUICK, chosen
 
 
 def answered(at_s, number, latency_s=0.1, echo=None):
@@ -51,6 +55,55 @@ def test_every_request_is_counted_once(tmp_path):
     [table, reasons] = tables(rows([seen]))
     assert table.row_count == reasons.row_count == 1
     assert [c.header for c in reasons.columns] == ["", "expired", "would_miss"]
+
+
+def test_the_longest_gap_is_between_arrivals_that_were_answered_in_time():
+    asked = steady(20, lambda at_s: 10 <= at_s < 13).values()
+    assert longest_gap(asked) == pytest.approx(3.05, abs=0.01)
+    to_the_end = steady(20, lambda at_s: at_s >= 16).values()
+    assert longest_gap(to_the_end) == pytest.approx(4.0, abs=0.01)
+    assert longest_gap(steady(20, lambda at_s: True).values()) == pytest.approx(19.95)
+    assert longest_gap([]) == 0.0
+
+
+def test_an_error_is_bare_if_the_server_gives_no_reason(tmp_path):
+    asked = steady(4)
+    n = len(asked)
+    asked[n] = Asked(2.0, 2.1, "", "500 Internal Server Error")
+    asked[n + 1] = Asked(2.0, 2.1, "failed", '500 {"reason": "failed"}')
+    asked[n + 2] = Asked(2.0, 2.1, "", "ServerDisconnectedError: ")
+    seen = Seen.of("broken", 1.0, 0, asked, tmp_path)
+    assert (seen.bare, seen.lost, seen.in_time) == (1, 2, n)
+    assert seen.share == pytest.approx(100 * n / (n + 3))
+    again = Seen.from_json(json.loads(json.dumps(seen.to_json())))
+    assert again.rows(["failed"]) == seen.rows(["failed"])
+
+
+def test_the_deadline_of_a_request_is_its_own():
+    one = Asked(1.0, 1.5, "answered", "200", 7, 1)
+    assert one.in_time and not replace(one, slo_s=0.4).in_time
+
+
+def test_every_fault_of_a_node_has_a_peer_on_the_same_nodes():
+    assert len(nodes.FAULTS) == 4 * 2 * 3 and len(nodes.PEERS) == 2 * 3
+    for name, one in nodes.FAULTS.items():
+        assert FAULTS[name] is one.fault
+        peer = nodes.PEERS[one.peer]
+        assert peer.way == one.way and len(peer.places.nodes()) == len(one.places.nodes())
+        assert (peer.fault.rate, peer.fault.after_s) == (one.fault.rate, one.fault.after_s)
+
+
+def test_with_three_nodes_the_head_has_no_worker_and_no_frontend():
+    for name, one in nodes.FAULTS.items():
+        head, *others = (node["resources"] for node in one.places.nodes())
+        assert (head == {}) == name.endswith("-3")
+        assert sum(r.get("worker", 0) for r in (head, *others)) == 2
+
+
+def test_a_cut_is_left_out_where_there_can_be_no_networks(monkeypatch, capsys):
+    monkeypatch.setattr(nodes.networks, "why_not", lambda: "there is no program 'ip'")
+    assert nodes.seen_of("ordinary", True, 0, ["worker-node-cut"], "") == []
+    assert "worker-node-cut: skipped, there is no program 'ip'" in capsys.readouterr().err
 
 
 def test_a_request_without_an_end_is_lost_and_overdue():

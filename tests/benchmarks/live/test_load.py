@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from benchmarks.live import load
+from benchmarks.live.asked import Load
 from benchmarks.live.attack import Good
-from benchmarks.live.chaos import Load
 from benchmarks.live.sleeper import Sleeper
 from ray_slo.load.workload import Payloads
 from ray_slo.serve.errors import RefusedEarly
