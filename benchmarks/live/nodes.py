@@ -49,7 +49,7 @@ AWAY_S, QUICK_AWAY_S = 15.0, 3.0  # how long a node is frozen or cut off
 PLANNER = f"{SCHEDULER}##planner"
 STARTED_S, TRIES = 60.0, 12
 WAYS = ("killed", "frozen", "cut")
-SAID = {"killed": "killed", "frozen": "frozen for 15 s", "cut": "cut off for 15 s"}
+SAID = {"killed": "killed", "frozen": "frozen", "cut": "cut off"}
 
 
 @dataclass(frozen=True)
