@@ -140,7 +140,8 @@ class Settings:
         asked = asyncio.get_running_loop().run_in_executor(self._thread, self._details)
         details = await asyncio.wait_for(asked, _ANSWER_S)
         frontend = _about(details, self._app).get("deployments", {}).get(self._names[0], {})
-        self._frontend_nodes = [one["node_id"] for one in frontend.get("replicas", ())]
+        nodes = [one.get("node_id") for one in frontend.get("replicas", ())]
+        self._frontend_nodes = [node for node in nodes if node]  # one that starts has none yet
         return details
 
     def _refusals(self, details: Details) -> list[str]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 logger.addFilter(Seldom())
 
-_FIRST_S = 5.0  # the spare waits so long for the node of the first candidate, to be on another
+_FIRST_S = 5.0  # the spare is made when the node of the other one is known, or after this time
 _TICK_S = 0.05
 _QUIET_TICKS = 2  # after so many ticks without an answer, the leader is asked for a sign of life
 # Its answer may take so many times the usual, and at least and at most so many ticks.
@@ -37,6 +37,7 @@ class Candidate:
 
     Attributes:
         actor: its handle. None until it is found.
+        found: set when its node is known for the first time.
         answers: number of its answers.
         is_silent: whether it has not answered since it was found silent.
     """
@@ -54,6 +55,7 @@ class Candidate:
         self._line: SchedulerLine | None = None
         self._epoch: str | None = None
         self.actor: Any = None
+        self.found = asyncio.Event()
         self.answers = 0
         self.is_silent = False
         self._poller = self._loop.create_task(self._poll())
@@ -102,12 +104,12 @@ class Candidate:
         self.is_silent = False
 
     async def _find(self) -> Any:
-        apart_from, first_node = "", self._channel.first_node
-        if self._number:
+        other = self._channel.other_than(self)
+        if self._number and not other.found.is_set():
             with suppress(asyncio.TimeoutError):
-                apart_from = await asyncio.wait_for(asyncio.shield(first_node), _FIRST_S)
+                await asyncio.wait_for(other.found.wait(), _FIRST_S)
         return await self._loop.run_in_executor(
-            None, get_or_create_scheduler, self._spec, self._app_key, self._number, apart_from
+            None, get_or_create_scheduler, self._spec, self._app_key, self._number, other.node
         )
 
     async def _connect(self) -> SchedulerLine:
@@ -117,8 +119,7 @@ class Candidate:
         if self._line is None:
             self._line = SchedulerLine(self.actor)
             await self._line.connect()
-            if not self._number and not self._channel.first_node.done():
-                self._channel.first_node.set_result(self._line.node)
+            self.found.set()
         return self._line
 
     async def _poll(self) -> None:

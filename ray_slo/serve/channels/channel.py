@@ -184,12 +184,15 @@ class ActorChannel(Channel):
             Candidate(spec, app_key, client, number, self) for number in range(CANDIDATES)
         ]
         self._election: asyncio.Task[None] | None = None
-        self.first_node: asyncio.Future[str] = self._loop.create_future()
 
     @property
     def term(self) -> int:
         """The highest term that the frontend knows."""
         return self._term
+
+    def other_than(self, candidate: Candidate) -> Candidate:
+        """Return the other candidate."""
+        return next((c for c in self._candidates if c is not candidate), candidate)
 
     async def join(self, beat: Heartbeat) -> None:
         """Wait until the scheduler is there; workers find it and register themselves."""

@@ -146,7 +146,8 @@ class Owed:
     async def _answers(self, kind: str, worker: str) -> bool:
         """Return whether a worker answers, or owes nothing any more."""
         least_s, most_s = _PATIENCE_S
-        longest_s = max(debt.grant.finish_in_s for debt in self._of(worker))
+        # Its batch may have ended since.
+        longest_s = max((debt.grant.finish_in_s for debt in self._of(worker)), default=0.0)
         patience_s = max(least_s, min(max(longest_s, self._overhead_s()), most_s))
         answer = asyncio.ensure_future(self._heard(kind, worker))
         try:

@@ -62,9 +62,10 @@ def get_or_create(
 
     Args:
         args: further arguments of its class.
-        node: id of the node where it runs if possible. Default: its maker's. Otherwise an actor
-            that needs no CPU could be placed on a head node that should run nothing of the
-            application.
+        node: id of the node where it runs. Default: its maker's. Otherwise an actor that needs no
+            CPU could be placed on a head node that should run nothing of the application. When the
+            node is lost, the actor ends, and the next call makes another one. (With `soft=True`,
+            Ray 2.60 often chooses another node though this one is alive.)
     """
     actor: Any = ray.remote(actor_class)
     return actor.options(
@@ -77,7 +78,7 @@ def get_or_create(
         num_cpus=0,
         # As in Serve's own actors: a record of every call would soon fill Ray's control store.
         enable_task_events=os.environ.get("RAY_SERVE_ENABLE_TASK_EVENTS") == "1",
-        scheduling_strategy=NodeAffinitySchedulingStrategy(node or this_node(), soft=True),
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node or this_node(), soft=False),
     ).remote(spec.without_code(), app_key, *args)
 
 

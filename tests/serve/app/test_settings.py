@@ -71,6 +71,7 @@ class App:
                     exclude_unset=True
                 ),
                 "target_num_replicas": info.deployment_config.num_replicas,
+                "replicas": [{"state": "RUNNING", "node_id": "n1"}, {"state": "STARTING"}],
             }
             for name, info in override_deployment_info(self.infos, config).items()
         }
@@ -271,7 +272,7 @@ async def test_what_changes_later_is_said_until_it_is_right_again(caplog):
     assert len(errors) == 2  # at once, and once a minute
     assert all(said in r.getMessage() for r in errors)
     found.look(right, 80.0)
-    assert await found.status() == {"nodes": {"cluster": [], "frontends": []}}
+    assert await found.status() == {"nodes": {"cluster": [], "frontends": ["n1"]}}
     assert "right again" in caplog.text
 
 

@@ -96,6 +96,15 @@ async def test_a_worker_is_asked_once_for_all_that_it_owes():
 
 
 @in_loop
+async def test_a_batch_that_ends_when_its_worker_would_be_asked_costs_no_error():
+    world = World()
+    call = world.call()
+    world.owed._look = lambda debt: (call.cancel(), Owed._look(world.owed, debt))
+    await asyncio.sleep(1.0)
+    assert not any(task.done() and task.exception() for task in world.tasks)
+
+
+@in_loop
 async def test_who_answers_is_asked_again_and_may_be_silent_then():
     world = World(answer_s=0.1)
     call = world.call()
