@@ -30,6 +30,9 @@ _TICK_S = 0.05
 _QUIET_TICKS = 2  # after so many ticks without an answer, the leader is asked for a sign of life
 # Its answer may take so many times the usual, and at least and at most so many ticks.
 _PATIENCE, _LEAST_TICKS, _MOST_TICKS = 4.0, 3, 40
+# A leader that answers so many seconds after it was called silent was only slow. The patience is
+# twice as long from then on, until no leader was called silent for so many seconds.
+_SLOW_S, _FORGET_S = 2.0, 60.0
 
 
 class Candidate:
@@ -101,7 +104,9 @@ class Candidate:
 
     def _answered(self) -> None:
         self.answers += 1
-        self.is_silent = False
+        if self.is_silent:
+            self.is_silent = False
+            self._channel.answers_again()
 
     async def _find(self) -> Any:
         other = self._channel.other_than(self)
@@ -177,12 +182,19 @@ class Silence:
         self._last: tuple[Candidate, int] | None = None  # the leader, and number of its answers
         self._ticks = 0
         self._ping: asyncio.Task[None] | None = None
+        self._least_ticks = _LEAST_TICKS
+        self._called_at = -math.inf  # when a leader was last called silent
         self._ping_s = Quantile(0.95, prior=FEW_SAMPLES)
 
     def watch(self) -> None:
         """Watch until no request waits."""
         if self._timer is None:
             self._timer = self._loop.call_later(_TICK_S, self._tick)
+
+    def was_wrong(self) -> None:
+        """Note that the one that was called silent last has answered."""
+        if self._loop.time() - self._called_at < _SLOW_S:
+            self._least_ticks = min(2 * self._least_ticks, _MOST_TICKS)
 
     def close(self) -> None:
         """Watch no more."""
@@ -207,12 +219,15 @@ class Silence:
             self._ping = self._loop.create_task(self._time_ping(leader))
         elif self._ticks > _QUIET_TICKS + self._patience:
             self._last, leader.is_silent = None, True
+            self._called_at = self._loop.time()
             self._on_silence(leader)
 
     @property
     def _patience(self) -> int:
+        if self._loop.time() - self._called_at > _FORGET_S:
+            self._least_ticks = _LEAST_TICKS
         usual = _PATIENCE * self._ping_s.value(default=0.0) / _TICK_S
-        return min(max(math.ceil(usual), _LEAST_TICKS), _MOST_TICKS)
+        return min(max(math.ceil(usual), self._least_ticks), _MOST_TICKS)
 
     async def _time_ping(self, leader: Candidate) -> None:
         since = self._loop.time()

@@ -287,6 +287,10 @@ class ActorChannel(Channel):
             self._leader = None
             self._elect()
 
+    def answers_again(self) -> None:
+        """Note that a candidate that was called silent has answered."""
+        self._silence.was_wrong()
+
     def _waits(self) -> Candidate | None:
         """Return the leader if requests wait for it."""
         return self._leader if self._waiting else None

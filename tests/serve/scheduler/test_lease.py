@@ -103,6 +103,29 @@ def test_the_patience_is_learned():
     assert silent_after(Leader(0.1), for_s=10.0) is None  # every answer takes that long
 
 
+def test_a_leader_that_was_only_slow_is_given_more_time_for_a_while():
+    async def main():
+        loop, leader, found = asyncio.get_running_loop(), Leader(1e9), asyncio.Queue()
+        waiting = []
+        silence = Silence(lambda: waiting[0] if waiting else None, found.put_nowait)
+        for pause_s in (0.5, 0.5, 70.0, 0.0):  # after a minute, it is forgotten
+            waiting.append(leader)
+            since = loop.time()
+            silence.watch()
+            await found.get()
+            waiting.clear()
+            noticed_s.append(loop.time() - since)
+            silence.was_wrong()
+            await asyncio.sleep(pause_s)
+        silence.close()
+
+    noticed_s = []
+    clock.run(main())
+    first, second, third, later = noticed_s
+    assert first < second < third
+    assert later == pytest.approx(first, abs=0.1)
+
+
 def test_nothing_is_asked_while_no_request_waits():
     async def main():
         leaders = [Leader(1e9)]
