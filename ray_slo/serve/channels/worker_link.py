@@ -36,14 +36,9 @@ class WorkerLink:
     ) -> None:
         self._app_key = app_key
         self._on_lead = on_lead
-        self._frontend: Any = None
-        self._candidates: list[_Candidate] = []
-        if spec.embedded:
-            app, _, frontend = app_key.partition("#")
-            self._frontend = serve.get_deployment_handle(frontend, app)
-        else:
-            names = [candidate_name(app_key, number) for number in range(CANDIDATES)]
-            self._candidates = [_Candidate(name, self._heard) for name in names]
+        self._frontend: Any = None  # handle of the only frontend, if the scheduler is there
+        names = [candidate_name(app_key, n) for n in range(0 if spec.embedded else CANDIDATES)]
+        self._candidates = [_Candidate(name, self._heard) for name in names]
 
     async def heartbeat(self, beat: Heartbeat) -> None:
         """Deliver a heartbeat. Return when it has arrived at one scheduler. One that does not
@@ -52,7 +47,10 @@ class WorkerLink:
         Raises:
             Exception: it did not arrive anywhere.
         """
-        if self._frontend is not None:
+        if not self._candidates:
+            if self._frontend is None:  # not before: a worker may be up before Serve knows it
+                app, _, frontend = self._app_key.partition("#")
+                self._frontend = serve.get_deployment_handle(frontend, app)
             await in_time(self._frontend.slo_heartbeat.remote(beat), _ANSWER_S)
             return
         left = {asyncio.ensure_future(c.heartbeat(beat)) for c in self._candidates}
