@@ -267,8 +267,12 @@ def test_http_large_bodies_arrive_whole_and_through_shared_memory(ray_cluster):
         httpx.Client(timeout=60) as client,
     ):
 
-        def said_of(body):
+        def said_of(body, tries=2):
             answer = client.post(f"{ray_cluster.url}/digest", content=body, headers=octets)
+            if tries > 1 and answer.status_code == 503 and "frontend_lost" in answer.text:
+                # HAProxy gets new settings in the first second of an application. If a connection
+                # ends meanwhile, it cannot send a large body again; the client can.
+                return said_of(body, tries - 1)
             assert answer.status_code == 200, answer.text
             found, is_shared = answer.json()
             assert found == hashlib.sha256(body).hexdigest()

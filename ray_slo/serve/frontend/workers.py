@@ -23,6 +23,7 @@ from ray_slo.serve.frontend.startup import Startup
 from ray_slo.serve.frontend.surroundings import Surroundings
 from ray_slo.serve.messages import Capacity, Grant, Heartbeat, Piece, PieceResult, Stop
 from ray_slo.serve.payloads import Items, why
+from ray_slo.serve.ray_private.peers import of_any_size
 from ray_slo.serve.shared import Lent
 from ray_slo.serve.watch import tracing
 
@@ -99,7 +100,7 @@ class Workers:
     ) -> None:
         self._spec = spec
         self._around = around
-        self._handles = handles
+        self._handles = {kind: of_any_size(handle) for kind, handle in handles.items()}
         self._channel = channel
         self._spawn = spawn
         self._shortfall, self._start_s = shortfall, start_s

@@ -1,5 +1,6 @@
 """Calls every replica of a deployment, and the proxy that a request comes from. The result of
-`DeploymentHandle.broadcast` is an alpha API, and what a replica asks a proxy is private.
+`DeploymentHandle.broadcast` is an alpha API. What a replica asks a proxy is private, and so is the
+option of a handle by which its calls have no largest size.
 `tests/serve/ray_private/test_peers.py` fails when they have changed.
 """
 
@@ -10,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ray import serve
+from ray.serve.handle import DeploymentHandle
 
 _TURNS = 5  # turns of the event loop in which an answer reaches who waits for it
 
@@ -24,6 +26,13 @@ async def asked_all(app: str, deployment: str, method: str, timeout_s: float) ->
     asked = handle.broadcast(method)
     answers = await asked.results_async(timeout_s=timeout_s, return_exceptions=True)
     return [answer for answer in answers if not isinstance(answer, Exception)]
+
+
+def of_any_size(handle: Any) -> Any:
+    """Return a handle whose calls and answers may have any size. With Serve's throughput optimized,
+    they would go over gRPC, which refuses more than 4 MB."""
+    is_of_serve = isinstance(handle, DeploymentHandle)
+    return handle.options(_by_reference=True) if is_of_serve else handle
 
 
 async def proxy_answers(receive: Any, within_s: float) -> bool:

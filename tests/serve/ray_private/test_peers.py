@@ -1,5 +1,5 @@
 """Fails when Ray changes `DeploymentHandle.broadcast`, an alpha API that calls every replica, or
-how a replica asks the proxy for a body."""
+the option of a handle for calls of any size, or how a replica asks the proxy for a body."""
 
 import asyncio
 import inspect
@@ -21,6 +21,7 @@ def test_serve_is_as_it_was():
     ]
     results = serve_handle.DeploymentBroadcastResponse.results_async
     assert {"timeout_s", "return_exceptions"} <= inspect.signature(results).parameters.keys()
+    assert "_by_reference" in inspect.signature(serve_handle.DeploymentHandle.options).parameters
 
 
 @in_loop
