@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 def test_the_core_of_these_tests_holds_in_the_fast_mode():
     tests = [str(Path(__file__).with_name(test)) for test in CORE]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *tests, "-k", CHOSEN],
+        [sys.executable, "-m", "pytest", "-q", "--reruns=1", *tests, "-k", CHOSEN],  # as make test
         env=environment(OPTIMIZED, drain_s=0.5)
         | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"},  # Ray's own processes on loopback, too
         stdout=subprocess.PIPE,
