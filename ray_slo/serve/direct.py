@@ -39,6 +39,7 @@ from uuid import uuid4
 import ray
 from ray import cloudpickle
 
+from ray_slo.core.processes import is_running, peer_of
 from ray_slo.core.seldom import Seldom
 from ray_slo.serve.shared import Lent, Offer, opened
 
@@ -57,7 +58,6 @@ _BACKLOG = 128  # connections that wait to be accepted
 _ACCEPT_AGAIN_S = 1.0  # seconds until a process without descriptors tries to accept again
 _SAY_AGAIN_S = 60.0  # seconds until the log says so again
 _NO_OFFER = Offer(-1, 0)  # nobody can open it
-_CREDENTIALS = struct.Struct("3i")  # process, user and group of a peer
 _MAX_BYTES = 1 << 40
 _UNANSWERED = (1 << 64) - 1  # id of calls whose answer nobody waits for
 
@@ -185,7 +185,7 @@ class _Messages(asyncio.BufferedProtocol, abc.ABC):
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
-        self.peer, user = _peer(transport.get_extra_info("socket"))
+        self.peer, user = peer_of(transport.get_extra_info("socket"))
         if user != os.geteuid():
             logger.warning("a process of another user tried to connect; it is not heard")
             transport.abort()
@@ -244,13 +244,6 @@ async def _failed(error: Exception) -> NoReturn:
     raise error
 
 
-def _peer(line: Any) -> tuple[int, int]:
-    """Return the ID of the process at the other end, and the ID of its user."""
-    said = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    process, user, _ = _CREDENTIALS.unpack(said)
-    return process, user
-
-
 class Connection(_Messages):
     """The side that calls."""
 
@@ -261,6 +254,12 @@ class Connection(_Messages):
         self._ids = itertools.count()
         self._lent: Lent | None = None
         self._places: dict[int, list[int]] = {}  # in `_lent`, by the call that needs them
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the other side is a process of this machine that runs. If it does not answer, it
+        is busy."""
+        return self.is_open and is_running(self.peer)
 
     async def share(self, lent: Lent | None) -> None:
         """Send large parts of calls through this memory, if the other side can open it.

@@ -181,7 +181,7 @@ async def test_another_user_is_not_heard(monkeypatch):
     async def answer(value):
         return value
 
-    monkeypatch.setattr(direct, "_peer", lambda line: (1, os.geteuid() + 1))
+    monkeypatch.setattr(direct, "peer_of", lambda line: (1, os.geteuid() + 1))
     async with listening(answer) as (listener, connection):
         assert connection is None
         await settle()
@@ -193,7 +193,7 @@ async def test_refused_connections_cost_a_line_and_not_one_each(monkeypatch, cap
     async def answer(value):
         return value
 
-    monkeypatch.setattr(direct, "_peer", lambda line: (1, os.geteuid() + 1))
+    monkeypatch.setattr(direct, "peer_of", lambda line: (1, os.geteuid() + 1))
     async with listening(answer) as (listener, _):
         for _ in range(50):
             assert await connect(listener.address) is None

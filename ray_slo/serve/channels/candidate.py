@@ -28,7 +28,8 @@ logger.addFilter(Seldom())
 _FIRST_S = 5.0  # the spare is made when the node of the other one is known, or after this time
 _TICK_S = 0.05
 _QUIET_TICKS = 2  # after so many ticks without an answer, the leader is asked for a sign of life
-# Its answer may take so many times the usual, and at least and at most so many ticks.
+# Its answer may take so many times the usual, and at least and at most so many ticks. A process of
+# this machine that runs is given the most: the machine is busy, for another scheduler as well.
 _PATIENCE, _LEAST_TICKS, _MOST_TICKS = 4.0, 3, 40
 # A leader that answers so many seconds after it was called silent was only slow. The patience is
 # twice as long from then on, until no leader was called silent for so many seconds.
@@ -72,6 +73,11 @@ class Candidate:
     def is_connected(self) -> bool:
         """Whether it has answered a poll of this connection."""
         return self._epoch is not None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is a process of this machine that runs."""
+        return self._line is not None and self._line.is_running
 
     def status(self, *, leads: bool) -> dict[str, Any]:
         """Return its node and its state for `ray-slo status`."""
@@ -217,13 +223,14 @@ class Silence:
             if self._ping is not None:
                 self._ping.cancel()
             self._ping = self._loop.create_task(self._time_ping(leader))
-        elif self._ticks > _QUIET_TICKS + self._patience:
+        elif self._ticks > _QUIET_TICKS + self._patience_with(leader):
             self._last, leader.is_silent = None, True
             self._called_at = self._loop.time()
             self._on_silence(leader)
 
-    @property
-    def _patience(self) -> int:
+    def _patience_with(self, leader: Candidate) -> int:
+        if leader.is_running:
+            return _MOST_TICKS
         if self._loop.time() - self._called_at > _FORGET_S:
             self._least_ticks = _LEAST_TICKS
         usual = _PATIENCE * self._ping_s.value(default=0.0) / _TICK_S

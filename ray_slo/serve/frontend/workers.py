@@ -7,7 +7,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import ray
@@ -37,7 +36,6 @@ _LOOK_S = 0.3  # seconds between two checks of what workers can serve, until it 
 _LEAST_LOOK_S = 0.05  # the same while a request waits for the next check
 _FRESH_S = 1.0  # a request waits at most this long for a check, in seconds
 _PATIENT_S = 10.0  # the same for the first requests, if their SLO allows it
-_STILL = "TtXZ"  # states of a Linux process that is stopped, traced or dead
 # Exceptions of a call to a worker if the worker is gone, or its node with the result.
 _GONE = (
     ray.exceptions.RayActorError,
@@ -362,7 +360,7 @@ class Connections:
     def runs_here(self, worker: str) -> bool:
         """Return whether a worker is a process of this machine, and is not stopped."""
         connection = self._open.get(worker)
-        return connection is not None and _is_running(connection.peer)
+        return connection is not None and connection.is_running
 
     async def _connect(self, kind: str, worker: str) -> None:
         with contextlib.suppress(
@@ -381,12 +379,3 @@ class Connections:
             connection.close()
         if self._lent is not None:
             self._lent.close()
-
-
-def _is_running(process: int) -> bool:
-    """Return whether a process of this machine is there, and is not stopped."""
-    try:
-        stat = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return stat.rpartition(") ")[2][:1] not in _STILL

@@ -44,6 +44,11 @@ class SchedulerLine:
         """Whether calls go over a socket."""
         return self._connection is not None and self._connection.is_open
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the actor is a process of this machine that runs: see `Connection.is_running`."""
+        return self._connection is not None and self._connection.is_running
+
     def tell(self, method: str, *args: Any) -> None:
         """Call one of `METHODS` without waiting; nobody learns whether it arrived."""
         if self._connection is not None and self._connection.is_open:
