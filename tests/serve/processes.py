@@ -418,6 +418,7 @@ def in_place_of_ray():
             (worker_link, "serve", _Serve()),
             (scheduler_actor, "Listener", _NoSocket),
             (candidate, "get_or_create_scheduler", _get_or_create_scheduler),
+            (candidate, "find_actor", _find_scheduler),
             (worker_link, "find_actor", _find_scheduler),
             (actors, "application_is_gone", lambda *_: False),
         ):

@@ -15,8 +15,9 @@ from ray_slo.core.quantile import FEW_SAMPLES, Quantile
 from ray_slo.core.seldom import Seldom
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.direct import Disconnected
-from ray_slo.serve.ray_private.actors import this_node
+from ray_slo.serve.ray_private.actors import find_actor, this_node
 from ray_slo.serve.scheduler.actor import get_or_create_scheduler
+from ray_slo.serve.scheduler.lease import candidate_name
 from ray_slo.serve.scheduler.line import SchedulerLine
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 logger.addFilter(Seldom())
 
-_FIRST_S = 5.0  # the spare is made when the node of the other one is known, or after this time
+_FIRST_S = 30.0  # the spare is made when the node of the other one is known, or after this time
 _TICK_S = 0.05
 _QUIET_TICKS = 2  # after so many ticks without an answer, the leader is asked for a sign of life
 # Its answer may take so many times the usual, and at least and at most so many ticks. A process of
@@ -117,6 +118,9 @@ class Candidate:
     async def _find(self) -> Any:
         other = self._channel.other_than(self)
         if self._number and not other.found.is_set():
+            name = candidate_name(self._app_key, self._number)
+            with suppress(ValueError):  # there is none yet
+                return await self._loop.run_in_executor(None, find_actor, name)
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(other.found.wait(), _FIRST_S)
         return await self._loop.run_in_executor(

@@ -32,6 +32,7 @@ class Actor:
 async def test_a_worker_registers_itself_with_a_scheduler_that_is_an_actor(monkeypatch):
     actor = Actor()
     monkeypatch.setattr(candidate, "get_or_create_scheduler", lambda *args: actor)
+    monkeypatch.setattr(candidate, "find_actor", lambda name: actor)
     monkeypatch.setattr(candidate, "this_node", lambda: "")
     spec = parse_spec({"models": {"m": {"callable": "a:B", "latency_slo_ms": 100}}})
     link = ActorChannel(spec, "app#m", "client", lambda messages: None, lambda: None)
