@@ -180,8 +180,6 @@ def local_serve() -> Iterator[str]:
     """Start a Ray cluster with Serve on the loopback interface. Yield the URL of its proxy."""
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))  # every replica inherits it
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # By default, Ray runs its workers at niceness 15, so any other process has priority.
-    os.environ.setdefault("RAY_worker_niceness", "0")
     import ray
     from ray import serve
 

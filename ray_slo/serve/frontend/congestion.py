@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections import deque
 
 logger = logging.getLogger(__name__)
@@ -71,8 +72,19 @@ class Congestion:
             logger.warning(
                 "the frontend has too little CPU time: its event loop takes %.0f ms per turn, so "
                 "it takes fewer requests for now. More frontends (num_frontends) would help, or "
-                "quicker preprocess and postprocess",
+                "quicker preprocess and postprocess%s",
                 1e3 * turn_s,
+                _others_come_first(os.getpriority(os.PRIO_PROCESS, 0)),
             )
         # The largest of the windows, because in a stall there are few answers.
         self.limit = self._share * slo_s * max(self._rates)
+
+
+def _others_come_first(niceness: int) -> str:
+    """Return what to do if other programs of the machine get CPU time before this process."""
+    if niceness <= 0:
+        return ""
+    return (
+        f". Ray runs it at niceness {niceness}, so other programs of this machine come first: "
+        "set RAY_worker_niceness=0 where Ray starts"
+    )

@@ -34,6 +34,7 @@ HAPROXY_ENV = "RAY_SERVE_ENABLE_HA_PROXY"
 BINARY_ENV = "RAY_SERVE_HAPROXY_BINARY_PATH"
 OPTIMIZED_ENV = "RAY_SERVE_THROUGHPUT_OPTIMIZED"
 BUFFER_ENV = "RAY_SERVE_HAPROXY_TUNE_BUFSIZE"
+NICENESS_ENV = "RAY_worker_niceness"  # by default, Ray lets all other programs come first
 DRAIN_ENV = "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"
 PORT_ENVS = {"RAY_SERVE_HAPROXY_STATS_PORT": 8404, "RAY_SERVE_HAPROXY_METRICS_PORT": 9101}
 """The variables of HAProxy's ports, with Serve's defaults."""
@@ -120,6 +121,7 @@ def variables(environ: Mapping[str, str] | None = None, local: bool = True) -> d
         HAPROXY_ENV: "1",
         BINARY_ENV: path,
         PROXY_CALLBACK_ENV: PROXY_CALLBACK,
+        NICENESS_ENV: environ.get(NICENESS_ENV, "0"),
         BUFFER_ENV: str(BUFFER_BYTES),
         **dict(zip(missing, map(str, free_ports(len(missing))), strict=True)),
         **({environment.MARK.name: mark} if mark else {}),
@@ -145,6 +147,7 @@ def enter(environ: MutableMapping[str, str] | None = None, local: bool = True) -
     environ = os.environ if environ is None else environ
     environment.check(environ)
     environ.setdefault(PROXY_CALLBACK_ENV, PROXY_CALLBACK)
+    environ.setdefault(NICENESS_ENV, "0")
     said = environ.get(HAPROXY_ENV, "1")
     if said not in ("0", "1"):
         raise ValueError(f"{HAPROXY_ENV}: must be 0 or 1, got {quoted(said)}")

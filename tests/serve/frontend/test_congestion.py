@@ -51,11 +51,16 @@ def test_what_is_slow_depends_on_the_slo():
     assert run(Congestion(), 0.0, 1.0, 0.1, slo_s=2.0).limit < 1600
 
 
-def test_the_log_has_it_once(caplog):
+@pytest.mark.parametrize(("niceness", "says_so"), [(0, False), (15, True)])
+def test_the_log_has_it_once(caplog, monkeypatch, niceness, says_so):
+    monkeypatch.setattr("os.getpriority", lambda which, who: niceness)
     with caplog.at_level(logging.WARNING):
         run(Congestion(), 0.0, 1.0, SLOW_S)
     (record,) = caplog.records
     assert "takes 20 ms per turn" in record.message and "num_frontends" in record.message
+    assert (
+        "niceness 15" in record.message and "RAY_worker_niceness=0" in record.message
+    ) == says_so
 
 
 @PURE

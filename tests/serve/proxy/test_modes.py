@@ -21,9 +21,11 @@ def test_the_fast_mode_is_the_default():
     assert environ[modes.BINARY_ENV].endswith(modes.COMMAND)
     assert environ[PROXY_CALLBACK_ENV] == PROXY_CALLBACK
     assert float(environ[modes.DRAIN_ENV]) < 5
-    environ = {}
+    assert environ[modes.NICENESS_ENV] == "0"
+    environ = {modes.NICENESS_ENV: "5"}
     modes.enter(environ, local=False)
     assert modes.DRAIN_ENV not in environ  # Serve's own
+    assert environ[modes.NICENESS_ENV] == "5"
 
 
 @pytest.mark.parametrize("environ", [{FAST.name: "0"}, {modes.HAPROXY_ENV: "0"}])
