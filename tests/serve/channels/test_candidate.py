@@ -13,9 +13,7 @@ from tests.serve import clock
 @pytest.mark.parametrize(
     ("first_after_s", "is_there", "made", "after_s"),
     [
-        pytest.param(
-            20.0, False, [(1, "n0")], 20.0, id="apart from a slow first one"
-        ),
+        pytest.param(20.0, False, [(1, "n0")], 20.0, id="apart from a slow first one"),
         pytest.param(99.0, False, [(1, "")], 30.0, id="there is no first"),
         pytest.param(99.0, True, [], 0.0, id="another frontend has made it"),
     ],
