@@ -521,7 +521,7 @@ ATTACKS = {
 
 
 def _attack(name: str, port: int, seed: int, pipe: Any) -> None:
-    os.nice(19)  # attackers are other machines; Ray's workers have niceness 15
+    os.nice(19)  # attackers are other machines
     pipe.send(ATTACKS[name].run(port, seed))
 
 

@@ -223,8 +223,6 @@ def ground_for(seed: int, quick: bool, *nodes: dict[str, Any], **how: Any) -> It
     Args:
         *nodes, **how: arguments of `raylets`.
     """
-    # Ray runs its workers at niceness 15, so any other process on this machine would come first.
-    os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
     with (
         tempfile.TemporaryDirectory(prefix="chaos-") as folder,

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.harness.rows import Row
 from benchmarks.live.cluster import importable
 from ray_slo.serve.deadlines import PROXY_CALLBACK, PROXY_CALLBACK_ENV
-from ray_slo.serve.proxy.modes import DRAIN_ENV, HAPROXY_ENV, OPTIMIZED_ENV, variables
+from ray_slo.serve.proxy.modes import DRAIN_ENV, HAPROXY_ENV, NICENESS_ENV, OPTIMIZED_ENV, variables
 
 ORDINARY, HAPROXY, OPTIMIZED = "ordinary", "haproxy", "optimized"
 MODES = (ORDINARY, HAPROXY, OPTIMIZED)  # the last is HAProxy with Serve's throughput optimization
@@ -35,6 +35,7 @@ def environment(mode: str, drain_s: float = 2.0) -> dict[str, str]:
         **os.environ,
         HAPROXY_ENV: "0",
         OPTIMIZED_ENV: "0",
+        NICENESS_ENV: "0",
         PROXY_CALLBACK_ENV: PROXY_CALLBACK,
         "RAY_USAGE_STATS_ENABLED": "0",
         "PYTHONPATH": importable(),

@@ -317,7 +317,7 @@ def served(mode: str, name: str, systems: Sequence[str]) -> Iterator[dict[str, F
             if family == "theirs":  # plain Serve without the settings of ray-slo
                 for variable in (PROXY_CALLBACK_ENV, BINARY_ENV, BUFFER_ENV):
                     environ.pop(variable, None)
-            environ |= {"RAY_worker_niceness": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+            environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
             # Serve kills a proxy that is too busy to answer its health checks, as in an overload.
             environ |= dict.fromkeys(PROXY_CHECKS, "60")
             order = [sys.executable, "-m", "benchmarks.live.overhead"]

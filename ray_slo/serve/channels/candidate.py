@@ -227,7 +227,9 @@ class Silence:
             if self._ping is not None:
                 self._ping.cancel()
             self._ping = self._loop.create_task(self._time_ping(leader))
-        elif self._ticks > _QUIET_TICKS + self._patience_with(leader):
+        elif self._ticks > _QUIET_TICKS and (
+            self._ticks > _QUIET_TICKS + self._patience_with(leader)
+        ):
             self._last, leader.is_silent = None, True
             self._called_at = self._loop.time()
             self._on_silence(leader)

@@ -13,6 +13,8 @@ import math
 import os
 from collections import deque
 
+from ray_slo.serve.proxy.modes import NICENESS_ENV
+
 logger = logging.getLogger(__name__)
 
 # A turn of the event loop is slow if it takes longer than the larger of these (seconds, share of
@@ -86,5 +88,5 @@ def _others_come_first(niceness: int) -> str:
         return ""
     return (
         f". Ray runs it at niceness {niceness}, so other programs of this machine come first: "
-        "set RAY_worker_niceness=0 where Ray starts"
+        f"set {NICENESS_ENV}=0 where Ray starts"
     )
