@@ -19,6 +19,7 @@ from benchmarks.live.asked import RATE, SLO_S, Asked, Load, Seen, recovery
 from benchmarks.live.cluster import Raylets, raylets
 from benchmarks.live.sleeper import Sleeper
 from ray_slo.models.profiling import THREAD_VARIABLES
+from ray_slo.serve.scheduler.lease import candidate_name
 
 APP = "chaos"
 SCHEDULER = f"{APP}#sleeper"
@@ -112,10 +113,22 @@ class Ground:
         """Return the process ids of `actors`."""
         return [actor["Pid"] for actor in self.actors(prefix)]
 
-    def leader(self) -> dict[str, Any]:
-        """Return the actor of the scheduler that decides; a spare one has a longer name."""
-        [found] = [a for a in self.actors(SCHEDULER) if a["Name"] == SCHEDULER]
-        return found
+    def leader(self, within_s: float = 30.0) -> dict[str, Any]:
+        """Return the actor of the scheduler that decides. It may be the one that began as the
+        spare.
+
+        Raises:
+            TimeoutError: none leads.
+        """
+        until = time.monotonic() + within_s
+        while time.monotonic() < until:
+            leads = [one["state"] == "leads" for one in self.status().get("schedulers", ())]
+            names = [candidate_name(SCHEDULER, i) for i, leading in enumerate(leads) if leading]
+            found = [a for a in self.actors(SCHEDULER) if a["Name"] in names]
+            if found:
+                return found[0]
+            time.sleep(0.5)
+        raise TimeoutError(f"no scheduler leads within {within_s:g} s")
 
     def busy_worker(self) -> int:
         """Return the process id of a worker with a batch in flight, or of any if none has."""
