@@ -17,8 +17,9 @@ from typing import Any
 
 from benchmarks.harness.rows import Row
 from benchmarks.live.cluster import importable
+from ray_slo.core.processes import NICENESS_ENV
 from ray_slo.serve.deadlines import PROXY_CALLBACK, PROXY_CALLBACK_ENV
-from ray_slo.serve.proxy.modes import DRAIN_ENV, HAPROXY_ENV, NICENESS_ENV, OPTIMIZED_ENV, variables
+from ray_slo.serve.proxy.modes import DRAIN_ENV, HAPROXY_ENV, OPTIMIZED_ENV, variables
 
 ORDINARY, HAPROXY, OPTIMIZED = "ordinary", "haproxy", "optimized"
 MODES = (ORDINARY, HAPROXY, OPTIMIZED)  # the last is HAProxy with Serve's throughput optimization

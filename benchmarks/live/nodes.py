@@ -47,7 +47,7 @@ WAIT_S = 0.01  # of `@serve.batch`: at this rate a batch is small, whatever its 
 BEFORE_S, AFTER_S = 7.0, 32.0
 AWAY_S, QUICK_AWAY_S = 15.0, 3.0  # how long a node is frozen or cut off
 PLANNER = f"{SCHEDULER}##planner"
-STARTED_S, TRIES = 60.0, 12
+STARTED_S, TRIES = 180.0, 12
 WAYS = ("killed", "frozen", "cut")
 SAID = {"killed": "killed", "frozen": "frozen", "cut": "cut off"}
 

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ray_slo.core.beliefs import OnlineProfile as OnlineProfile
     from ray_slo.core.cluster import Assigned as Assigned
     from ray_slo.core.cluster import Cluster as Cluster
     from ray_slo.core.cluster import DispatchDelay as DispatchDelay
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from ray_slo.core.decisions import Preempt as Preempt
     from ray_slo.core.policy import Policy as Policy
     from ray_slo.core.profiles import LatencyProfile as LatencyProfile
-    from ray_slo.core.profiles import OnlineProfile as OnlineProfile
     from ray_slo.core.queues import DeadlineQueue as DeadlineQueue
     from ray_slo.core.requests import BatchOutcome as BatchOutcome
     from ray_slo.core.requests import BatchStatus as BatchStatus
@@ -36,10 +36,11 @@ if TYPE_CHECKING:
 _LAZY = {
     name: f"ray_slo.core.{room}"
     for room, names in {
+        "beliefs": "OnlineProfile",
         "cluster": "Assigned Cluster DispatchDelay Model Variant Worker",
         "decisions": "Action Decision Dispatch Drop DropReason Preempt",
         "policy": "Policy",
-        "profiles": "LatencyProfile OnlineProfile",
+        "profiles": "LatencyProfile",
         "queues": "DeadlineQueue",
         "requests": "BatchOutcome BatchStatus Request RequestId Upstream WorkerId",
         "trees": "Tree TreeTask",

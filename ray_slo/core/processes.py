@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+NICENESS_ENV = "RAY_worker_niceness"
+"""Ray's own variable: the niceness of its workers. It is read where Ray starts."""
 
 _CREDENTIALS = struct.Struct("3i")  # process, user and group of a peer
 _STILL = "TtXZ"  # states of a process that is stopped, traced or dead
@@ -29,3 +34,22 @@ def is_running(process: int) -> bool:
     except OSError:
         return False
     return stat.rpartition(") ")[2][:1] not in _STILL
+
+
+def come_forward() -> int:
+    """Let this process have CPU time before no other and after no other: niceness 0 for each of its
+    threads, if the system allows it.
+
+    Ray starts its workers with niceness 15. Beside one busy program with niceness 0, such a process
+    gets a thirtieth of a core. If an operator has chosen a niceness (`NICENESS_ENV`), it stays.
+
+    Returns:
+        The remaining niceness of this thread.
+    """
+    if NICENESS_ENV not in os.environ and os.getpriority(os.PRIO_PROCESS, 0) > 0:
+        # In Linux, a niceness belongs to a thread. Later threads inherit that of their maker.
+        with suppress(OSError):  # not allowed, or no /proc
+            for thread in Path("/proc/self/task").iterdir():
+                with suppress(ProcessLookupError):
+                    os.setpriority(os.PRIO_PROCESS, int(thread.name), 0)
+    return os.getpriority(os.PRIO_PROCESS, 0)

@@ -1,6 +1,6 @@
 """Latency profiles ℓ(b): execution time of a batch of b requests on one hardware kind.
 
-`LatencyProfile` is an immutable snapshot that policies act on; `OnlineProfile` learns one from
+`LatencyProfile` is an immutable snapshot that policies act on; `core.beliefs` learns one from
 measured batches. Symphony §2.1 and §3.3 use the linear form ℓ(b) = α·b + β; measured tables are
 repaired to be monotone (a larger batch never takes less time than a smaller one).
 
@@ -18,8 +18,7 @@ import hashlib
 import json
 import math
 from bisect import bisect_right
-from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -107,7 +106,7 @@ class LatencyProfile:
         largest = max_batch_size or int(sizes[-1])
         grid = np.arange(1, largest + 1)
         table = np.interp(grid, sizes, values)
-        beyond = values[-1] + _slope_beyond(sizes, values) * (grid - sizes[-1])
+        beyond = values[-1] + slope_beyond(sizes, values) * (grid - sizes[-1])
         table = np.where(grid > sizes[-1], beyond, table)
         if len(sizes) > 1:
             slope = max(float(np.polyfit(sizes, values, 1)[0]), 0.0)
@@ -226,139 +225,6 @@ class LatencyProfile:
         )
 
 
-class OnlineProfile:
-    """Learns a `LatencyProfile` from measured batches.
-
-    The profile starts as `prior`. Measured durations are compared with the prior, in a window per
-    octave of batch sizes (1, 2, 3–4, 5–8, …); the estimate is the prior times the ratios'
-    `quantile`, interpolated over log b between octaves that were seen. So one number scales a
-    prior of the right shape, and a wrong shape is corrected where batches were measured.
-
-    Sizes that the prior only assumes are assumed anew, by the law at the head of this module, when
-    a larger batch than ever is measured.
-
-    Args:
-        prior: profile before the first batch (from a file, a warm-up sweep or a guess).
-        quantile: quantile of the measured durations, 0 … 1. With n samples it is at most n / (n +
-            1), and always a measured value, so that a single early outlier does not decide.
-        window: samples kept per octave; older ones are forgotten.
-        stale_after: an octave that was not measured in this many latest batches no longer counts.
-            Without this, one slow large batch could prevent large batches from ever being tried
-            (and measured) again.
-    """
-
-    def __init__(
-        self,
-        prior: LatencyProfile,
-        *,
-        quantile: float = 0.95,
-        window: int = 64,
-        stale_after: int = 256,
-    ) -> None:
-        if not 0 < quantile < 1:
-            raise ValueError(f"quantile must lie between 0 and 1, got {quantile}")
-        if window < 1:
-            raise ValueError(f"window must be at least 1, got {window}")
-        self.prior = prior
-        self.quantile = quantile
-        self._shape = prior  # fitted to the sizes that the prior assumes, once they are measured
-        self._sizes_known = min(prior.measured_to, 2)  # 2: two or more
-        self._window = window
-        self._stale_after = stale_after
-        self._seen_at: dict[int, int] = {}
-        self._durations: dict[int, deque[tuple[int, float]]] = {}
-        self._ratio: dict[int, tuple[float, float]] = {}  # of octaves without new samples
-        self._profile: LatencyProfile | None = prior
-        self.samples = 0
-
-    def observe(self, batch_size: int, duration_s: float) -> None:
-        """Record that a batch of `batch_size` took `duration_s`. O(1), except for a batch larger
-        than all before."""
-        if not 1 <= batch_size <= self.prior.max_batch_size:
-            raise ValueError(
-                f"batch_size must be 1 … {self.prior.max_batch_size}, got {batch_size}"
-            )
-        if not (math.isfinite(duration_s) and duration_s > 0):
-            raise ValueError(f"duration_s must be positive and finite, got {duration_s}")
-        if batch_size > self._shape.measured_to:
-            self._extend(batch_size, duration_s)
-        octave = (batch_size - 1).bit_length()
-        bucket = self._durations.setdefault(octave, deque(maxlen=self._window))
-        if self._is_stale(octave):
-            bucket.clear()
-        bucket.append((batch_size, duration_s))
-        self._ratio.pop(octave, None)
-        self.samples += 1
-        self._seen_at[octave] = self.samples
-        self._profile = None
-
-    @property
-    def measured_to(self) -> int:
-        """The largest size that was measured. Asking for it computes no estimate."""
-        return self._shape.measured_to
-
-    @property
-    def profile(self) -> LatencyProfile:
-        """The current estimate (computed on demand after new samples)."""
-        if self._profile is None:
-            self._profile = self._estimate()
-        return self._profile
-
-    def _extend(self, batch_size: int, duration_s: float) -> None:
-        """Fit the shape to the first batch of a size that was only assumed."""
-        shape, known = self._shape, self._shape.measured_to
-        if known:
-            ratio = float(np.interp(math.log(known), *self._ratios())) if self.samples else 1.0
-            # A first sample beyond the assumption is an outlier. Ratios correct this if it is not.
-            most_s = min(duration_s, self.profile.latency(batch_size)) / ratio
-            value = max(most_s, shape.latency(known))
-            grid = np.arange(known + 1, shape.max_batch_size + 1)
-            table = np.array(shape.table)
-            table[known:] = np.interp(grid, (known, batch_size), (shape.latency(known), value))
-        else:  # of a guess, the shape remains
-            table = np.array(shape.table) * (duration_s / shape.latency(batch_size))
-        self._shape = LatencyProfile(table, batch_size)  # `_estimate` assumes what is larger
-        self._sizes_known = min(self._sizes_known + 1, 2)
-        self._ratio.clear()
-
-    def _ratios(self) -> tuple[list[float], list[float]]:
-        """Measured durations as shares of the shape's, by the logarithm of the batch size."""
-        log_sizes, ratios = [], []
-        for octave in sorted(self._durations):
-            if self._is_stale(octave):
-                continue
-            if (found := self._ratio.get(octave)) is None:
-                found = self._ratio[octave] = self._ratio_of(self._durations[octave])
-            log_sizes.append(found[0])
-            ratios.append(found[1])
-        return log_sizes, ratios
-
-    def _ratio_of(self, bucket: Collection[tuple[int, float]]) -> tuple[float, float]:
-        """(mean logarithm of the batch size, quantile of the ratios) of an octave."""
-        ratios = sorted(duration / self._shape.latency(b) for b, duration in bucket)
-        q = min(self.quantile, len(ratios) / (len(ratios) + 1))
-        log_size = sum(math.log(b) for b, _ in bucket) / len(bucket)
-        return log_size, ratios[math.floor((len(ratios) - 1) * q)]  # one that was measured
-
-    def _estimate(self) -> LatencyProfile:
-        shape = self._shape
-        grid = np.log(np.arange(1, shape.max_batch_size + 1))
-        table = np.array(shape.table) * np.interp(grid, *self._ratios())
-        known = shape.measured_to if shape is not self.prior else shape.max_batch_size
-        # A batch takes no longer than a larger one did. Repair downwards, so that one slow small
-        # batch (a cold start) does not outweigh fast larger ones, as it would in an average.
-        table[:known] = np.minimum.accumulate(table[:known][::-1])[::-1]
-        if known < shape.max_batch_size:
-            sizes = np.arange(1 if self._sizes_known > 1 else known, known + 1)
-            slope = _slope_beyond(sizes, table[sizes - 1])
-            table[known:] = table[known - 1] + slope * np.arange(1, len(table) - known + 1)
-        return LatencyProfile(table, shape.measured_to)
-
-    def _is_stale(self, octave: int) -> bool:
-        seen_at = self._seen_at.get(octave, self.samples)
-        return self.samples - seen_at >= self._stale_after
-
-
 def median_profile(profiles: Sequence[LatencyProfile]) -> LatencyProfile:
     """The profile of a variant on several workers: by batch size, the median of those that measured
     it, or of all if none did. It ends at the largest size that all have."""
@@ -378,7 +244,7 @@ def doubling_sizes(largest: int) -> list[int]:
     return sizes if not sizes or sizes[-1] == largest else [*sizes, largest]
 
 
-def _slope_beyond(sizes: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> float:
+def slope_beyond(sizes: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> float:
     """Seconds per item that a batch larger than all measured ones is assumed to take.
 
     Args:
@@ -389,7 +255,12 @@ def _slope_beyond(sizes: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> 
         return last / largest
     half = max(largest / 2, float(sizes[0]))
     slope = (last - float(np.interp(half, sizes, values))) / (largest - half)
-    return max(slope, last / (largest + _FIXED_COST))
+    return max(slope, slope_hoped(largest, last))
+
+
+def slope_hoped(size: float, latency_s: float) -> float:
+    """Seconds per item beyond this size, in a network with a fixed cost of four items."""
+    return latency_s / (size + _FIXED_COST)
 
 
 def _isotonic(values: Sequence[float]) -> list[float]:

@@ -128,6 +128,22 @@ def noise_factors(sigma: float, rng: np.random.Generator) -> Iterator[float] | N
     return draw()
 
 
+def pace_factors(pace: Sequence[tuple[float, float]]) -> Callable[[float], float] | None:
+    """Return the factor of execution times by time in seconds. None if it is always 1.
+
+    Raises:
+        ValueError: times that fall, or factors that are not positive.
+    """
+    if not pace:
+        return None
+    times, factors = zip(*pace, strict=True)
+    if not (all(map(math.isfinite, times)) and list(times) == sorted(times)):
+        raise ValueError(f"pace: times must rise, got {list(times)}")
+    if not all(math.isfinite(factor) and factor > 0 for factor in factors):
+        raise ValueError(f"pace: factors must be positive, got {list(factors)}")
+    return lambda time: float(np.interp(time, times, factors))
+
+
 class Run(Books):
     """A run of one policy with its workers and requests, until no event is left.
 
@@ -146,8 +162,11 @@ class Run(Books):
         preempt_delay_s: float,
         events: list[WorkerEvent],
         absent: Collection[WorkerId] = (),
+        *,
+        pace: Callable[[float], float] | None = None,
     ) -> None:
         self.policy = policy
+        self.pace = pace
         self.truth = truth
         self.requests = requests
         self.noise = noise
@@ -411,6 +430,8 @@ class Run(Books):
         if self.noise is not None:
             time *= next(self.noise)
         start = batch.ready if batch.ready > self.now else self.now
+        if self.pace is not None:
+            time *= self.pace(start)
         self.run(slot, batch, start, start + time)
 
     def run(self, slot: Slot, batch: Batch, start: float, finish: float) -> None:

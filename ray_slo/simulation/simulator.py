@@ -3,7 +3,8 @@ time (`engine.Run`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,14 @@ from ray_slo.core.cluster import Cluster
 from ray_slo.core.policy import Policy
 from ray_slo.policies.registry import make_policy, refuse_sizes
 from ray_slo.simulation.arrivals import Ints
-from ray_slo.simulation.engine import Run, WorkerEvent, noise_factors, non_negative
+from ray_slo.simulation.engine import (
+    Run,
+    WorkerEvent,
+    noise_factors,
+    non_negative,
+    pace_factors,
+)
+from ray_slo.simulation.learning import Learner
 from ray_slo.simulation.report import Report
 from ray_slo.simulation.workloads import Requests, Workload
 
@@ -31,6 +39,8 @@ def simulate(
     preempt_delay_s: float = 0.0,
     worker_events: Iterable[WorkerEvent] = (),
     policy_kwargs: Mapping[str, Any] | None = None,
+    first_profile: float | None = None,
+    pace: Sequence[tuple[float, float]] = (),
 ) -> Report:
     """Run `policy` on `workload` in virtual time until every request has been answered.
 
@@ -46,6 +56,10 @@ def simulate(
         report_delay_s: time from a batch's end until the policy hears of it.
         preempt_delay_s: time from a `Preempt` until the batch stops (message and exit point).
         worker_events: workers that leave and join.
+        first_profile: factor of the profiles that the policy's host believes at first. It learns
+            from batches, as a live one does. Default: the policy knows the profiles of `cluster`.
+        pace: (time in seconds, factor of execution times), rising, for machines whose speed
+            changes. Factors between two times are interpolated.
 
     Raises:
         ValueError: an argument is not valid.
@@ -65,8 +79,13 @@ def simulate(
     requests = workload.generate(cluster, duration_s, arrivals_rng)
     if requests.size is not None:
         _check_sizes(requests.size, requests, cluster, policy, policy_kwargs)
+    made = make_policy(policy, policy_kwargs)
+    if first_profile is not None:
+        if not (math.isfinite(first_profile) and first_profile > 0):
+            raise ValueError(f"first_profile must be positive, got {first_profile}")
+        made = Learner(made, cluster, first_profile)
     run = Run(
-        make_policy(policy, policy_kwargs),
+        made,
         cluster,
         truth or cluster,
         requests,
@@ -74,6 +93,7 @@ def simulate(
         report_delay_s,
         preempt_delay_s,
         sorted(worker_events, key=lambda e: e.at_s),
+        pace=pace_factors(pace),
     )
     run.loop()
     return run.report({"duration_s": duration_s, "warmup_s": warmup_s, "seed": seed})

@@ -210,6 +210,9 @@ class SimulationSpec(Frozen):
             (`cluster.delay`).
         report_delay_ms: time from the end of a batch until the policy hears of it, milliseconds.
         worker_events: workers that leave and join.
+        first_profile: factor of the profiles that the policy's host believes at first. It learns
+            from batches. Default: the policy knows the profiles.
+        pace: times in seconds and factors of the execution time from then on, interpolated.
     """
 
     cluster: ClusterSpec
@@ -222,6 +225,8 @@ class SimulationSpec(Frozen):
     true_delay: DelaySpec | None = None
     report_delay_ms: DelayMs = 0.0
     worker_events: list[WorkerEventSpec] = Field(default_factory=list)
+    first_profile: PositiveFloat | None = None
+    pace: list[tuple[NonNegativeFloat, PositiveFloat]] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _names_what_there_is(self) -> SimulationSpec:
@@ -255,6 +260,8 @@ class SimulationSpec(Frozen):
             "truth": truth,
             "report_delay_s": self.report_delay_ms / 1e3,
             "worker_events": [WorkerEvent(e.at_s, e.worker, e.action) for e in self.worker_events],
+            "first_profile": self.first_profile,
+            "pace": self.pace,
         }
 
     def run(self, base: str | Path = ".") -> Report:

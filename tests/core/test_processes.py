@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ray_slo.core.processes import is_running
+from ray_slo.core.processes import NICENESS_ENV, is_running
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
@@ -19,3 +19,40 @@ def test_a_stopped_process_does_not_run():
         assert not is_running(process.pid)
         process.kill()
     assert not is_running(process.pid)
+
+
+NICE = """
+import os, threading
+from ray_slo.core.processes import come_forward
+os.nice(7)
+seen, go, done = [], threading.Event(), threading.Event()
+def look():
+    go.wait()
+    seen.append(os.getpriority(os.PRIO_PROCESS, 0))
+thread = threading.Thread(target=look)
+thread.start()  # it inherits the niceness
+seen.append(come_forward())
+go.set()
+thread.join()
+print(*seen)
+"""
+
+
+def niceness(environ):
+    command = [sys.executable, "-c", NICE]
+    said = subprocess.run(command, env=os.environ | environ, capture_output=True, check=True)
+    return said.stdout.decode().split()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a niceness of threads is Linux's")
+def test_a_process_comes_forward_with_all_its_threads_if_it_may(monkeypatch):
+    monkeypatch.delenv(NICENESS_ENV, raising=False)
+    first, second = niceness({})
+    assert first == second
+    if os.geteuid() == 0:
+        assert first == "0"
+
+
+def test_a_niceness_that_an_operator_chose_stays():
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    assert niceness({NICENESS_ENV: "5"}) == [str(min(before + 7, 19))] * 2

@@ -245,15 +245,21 @@ class TestOnline:
         guess = LatencyProfile.linear(0.001, 0.004, 64, measured_to=0)
         online = OnlineProfile(guess)
         online.observe(1, 0.1)
-        assert online.profile(64) == pytest.approx(6.4)
+        assert online.profile(2) == pytest.approx(0.1 + 0.1 / 5)
+        assert online.profile(64) == pytest.approx(online.profile(2) + 6.2)
         assert online.profile.measured_to == 1
         online.observe(4, 0.13)  # the line from here on, but never flatter than 0.13 / (4 + 4)
         assert online.profile(64) == pytest.approx(0.13 + 60 * 0.13 / 8)
         online.observe(16, 0.4)
-        assert online.profile(16) == pytest.approx(0.4)
+        assert 0.35 < online.profile(16) < 0.4  # the first one of its octave says little
+        for _ in range(9):
+            online.observe(16, 0.4)
+        assert online.profile(16) == pytest.approx(0.4, rel=0.01)
         slope = (0.4 - online.profile(8)) / 8
-        assert online.profile(64) == pytest.approx(0.4 + 48 * slope)
-        assert slope == pytest.approx(0.27 / 12, rel=0.02)
+        assert slope == pytest.approx(0.27 / 12, rel=0.05)
+        # The next step is hoped for.
+        assert online.profile(24) == pytest.approx(0.4 + 8 * 0.4 / 20, rel=0.01)
+        assert online.profile(64) == pytest.approx(online.profile(24) + 40 * slope, rel=0.01)
         assert online.profile.measured_to == 16
 
     @given(affine, st.lists(st.integers(1, 64), min_size=1, max_size=12), st.integers(0, 64))
@@ -269,10 +275,10 @@ class TestOnline:
         known = online.measured_to  # without an estimate
         profile = online.profile
         assert known == profile.measured_to == max(measured_to, *sizes)
-        for b in range(profile.measured_to, 65):
-            # Within the octave of the largest batch, where sizes are told apart by the guess only.
-            least = 1 - 1e-9 if measured_to else 0.85
-            assert profile(b) >= truth(b) * least
+        assert profile(known) >= truth(known) * 0.85  # a guess tells apart sizes of an octave
+        step = known + max(known // 2, 1)
+        for b in range(step, 64):  # the next step is rather too fast, and all beyond too slow
+            assert profile(b + 1) - profile(b) >= (truth(b + 1) - truth(b)) * 0.85
 
     def test_a_slow_batch_of_a_new_size_does_not_stop_larger_ones(self):
         truth = LatencyProfile.linear(0.03, 0.1, 64)
@@ -282,12 +288,19 @@ class TestOnline:
         for factor in (1.5, 1.0):
             online.observe(9, factor * truth(9))
         profile = online.profile
-        assert profile(9) == pytest.approx(truth(9))
-        assert truth(18) <= profile(18) <= 1.1 * truth(18)
+        assert profile(9) == pytest.approx(truth(9), rel=0.01)
+        assert 0.95 * truth(18) <= profile(18) <= 1.1 * truth(18)
 
-    @pytest.mark.parametrize("seed", range(12))
-    def test_batches_grow_to_the_best_size_although_times_scatter(self, seed):
-        """An overloaded policy runs the smallest batch that seems to serve most, within 0.5 s."""
+    def test_batches_grow_to_the_best_size_although_times_scatter(self):
+        """An overloaded policy runs the smallest batch that seems to serve most, within 0.5 s. 95 %
+        of batches of 13 take less."""
+        found = [self.grown(seed) for seed in range(20)]
+        assert np.median(found) > 12
+        assert min(found) >= 7
+        assert max(found) <= 20
+
+    @staticmethod
+    def grown(seed):
         rng = np.random.default_rng(seed)
         truth = LatencyProfile.linear(0.02, 0.1, 64)  # 20 items in 0.5 s
         online = OnlineProfile(LatencyProfile.linear(0.02, 0.08, 64, measured_to=0))
@@ -297,7 +310,7 @@ class TestOnline:
             profile = online.profile
             most = max(profile.max_batch_within(0.5), 1)
             sizes.append(int(np.argmax([profile.throughput(b) for b in range(1, most + 1)])) + 1)
-        assert 12 <= np.mean(sizes[100:]) <= 20
+        return np.mean(sizes[100:])
 
     def test_a_slow_start_is_forgotten_for_larger_sizes_too(self):
         truth = LatencyProfile.linear(0.01, 0.05, 64)
@@ -324,6 +337,40 @@ class TestOnline:
         for _ in range(100):
             online.observe(4, self.prior(4))
         assert online.profile(4) == pytest.approx(self.prior(4))
+
+    @pytest.mark.parametrize("factor", [0.25, 0.6, 1.5, 4.0])
+    def test_times_that_change_are_followed_within_three_batches(self, factor):
+        online = OnlineProfile(self.prior)
+        for i in range(200):
+            online.observe([1, 4, 16][i % 3], self.prior(i % 3 + 1))
+        shape = online.profile
+        for _ in range(3):
+            online.observe(4, factor * shape(4))
+        for b in (1, 4, 16):  # also for sizes that did not run
+            assert online.profile(b) == pytest.approx(factor * shape(b), rel=0.05)
+
+    def test_two_late_batches_in_a_row_raise_all_sizes_until_others_are_in_time(self):
+        online = OnlineProfile(self.prior)
+        for i in range(40):
+            online.observe([4, 16][i % 2], self.prior([4, 16][i % 2]))
+        online.observe(4, 1.5 * self.prior(4))
+        assert online.margin == 1.0
+        online.observe(16, 1.4 * self.prior(16))
+        assert online.margin == pytest.approx(1.4)
+        assert online.profile(1) == pytest.approx(1.4 * self.prior(1))
+        for _ in range(4):
+            online.observe(4, self.prior(4))
+        assert online.margin == 1.0
+
+    def test_chance_is_no_change(self):
+        rng, worst = np.random.default_rng(0), 0.0
+        online = OnlineProfile(self.prior)
+        for i in range(2000):
+            online.observe(8, self.prior(8) * rng.lognormal(0.0, 0.2))
+            if i > 100:
+                worst = max(worst, online.profile(8) / self.prior(8))
+        assert 1.2 < online.profile(8) / self.prior(8) < 1.7  # exp(1.645 · 0.2) = 1.39
+        assert worst < 2.0
 
     def test_old_samples_are_forgotten(self):
         online = OnlineProfile(self.prior, window=10)

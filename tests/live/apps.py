@@ -271,3 +271,17 @@ class Tagged:
     def __call__(self, items):
         time.sleep(BASE_S)
         return [[item, self.release] for item in items]
+
+
+class Warming:
+    """A model that takes four times as long while it is measured."""
+
+    TIME_S = 0.05
+
+    def __call__(self, items):
+        time.sleep(self.TIME_S * (4 if items[0] == "example" else 1))
+        return list(items)
+
+    @staticmethod
+    def example_input():
+        return "example"

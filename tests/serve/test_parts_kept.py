@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from ray_slo.core import BatchStatus, LatencyProfile, Request
+from ray_slo.core import BatchStatus, Drop, DropReason, LatencyProfile, Request
 from ray_slo.errors import RefusedEarly
 from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.deadlines import (
@@ -184,7 +184,7 @@ def test_what_a_scheduler_learns():
         found += [quarantine.holds("w0", now + 0.25), learned.take_news(now)]
         if i % 20 == 0:
             refused = Request(i, "m", now - 1, now - 1 + rng.choice([0.03125, 0.09375]))
-            found.append(learned.doubt(refused, now))
+            found.append(learned.tries(Drop([refused], DropReason.WOULD_MISS), [], now))
             cluster = learned.cluster()
             found += [cluster.workers, cluster.delay, cluster.preempt_delay_s]
             found += [

@@ -10,9 +10,9 @@ The start without a profile
     (`ray_slo.core.profiles`). A batch has at most four times the largest measured size (8 at
     first).
 Correction of a wrong profile
-    The method may seem too slow for a request although it is idle. If there were only few batches,
-    or none in the last seconds, the profile is doubted (`Belief.doubt`), and the request is tried.
-    So one cold start does not cause the refusal of all later requests.
+    The method may seem too slow for a request although it is idle. If the profile is not sure
+    (`Belief.is_sure`), it is doubted, and the request is tried. So one cold start does not cause
+    the refusal of all later requests.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ from ray_slo.core import (
     Request,
     Variant,
 )
+from ray_slo.core.beliefs import TRIED_FROM, Belief
+from ray_slo.core.processes import come_forward
 from ray_slo.models.checkpoint import warn_of_checkpoints
 from ray_slo.policies.registry import make_policy
 from ray_slo.serve import user_code
@@ -50,9 +52,9 @@ from ray_slo.serve.batch.metrics import BatchMetrics
 from ray_slo.serve.deadlines import deadline_for, without_request
 from ray_slo.serve.errors import Expired, SLOError, error_of, predicted
 from ray_slo.serve.ray_private import context
+from ray_slo.serve.ray_private.actors import bring_forward_proxy
 from ray_slo.serve.results import as_it_is, taken
 from ray_slo.serve.scheduler.host import PolicyHost
-from ray_slo.serve.scheduler.learned import Belief
 from ray_slo.serve.watch import tracing
 
 logger = logging.getLogger("ray.serve")  # Serve's logger: it writes into the replica's log
@@ -64,8 +66,6 @@ _STOPS_NOTHING = (
 _GUESS_SIZES = 1024  # size of the guessed profile; `set_max_batch_size` may be as large
 _FIRST_CAP = 8
 _GROWTH = 4
-_LITTLE_EVIDENCE = 3  # a profile of at most this many batches may be doubted
-_DOUBT_AFTER_S = 10.0  # a profile may be doubted after this many seconds without a batch
 _ANNOUNCE_PERIOD_S = 0.25
 
 
@@ -157,7 +157,6 @@ class Batcher:
         self._loop = asyncio.get_running_loop()
         self.belief = belief or Belief(settings.prior())
         self._metrics = BatchMetrics(name)
-        self._num_measured = 0  # number of measured batches
         self._fastest_s = math.inf
         self._ended_at = -math.inf
         self._announced_at = -math.inf
@@ -183,6 +182,9 @@ class Batcher:
             settle_turns=3,
             context=without_request(),
         )
+        if context.max_ongoing_requests() is not None:  # in a replica
+            come_forward()
+            bring_forward_proxy()
         self._warn_if_serve_holds_requests_back()
         warn_of_checkpoints(_STOPS_NOTHING)
 
@@ -323,19 +325,15 @@ class Batcher:
         left_s = call.request.deadline - now
         if self._running or call.tried or left_s <= 0:
             return False
-        if self._num_measured < _LITTLE_EVIDENCE:
-            return True
-        # The profile is old, so try. But do not try if this request has less time than most, and no
-        # batch was ever so fast.
-        ordinary = call.latency_slo_s >= self._settings.latency_slo_s
-        old = now - self._ended_at >= _DOUBT_AFTER_S
-        return old and (ordinary or left_s >= self._fastest_s)
+        # Do not try if this request has less time than most, and no batch was ever so fast.
+        least_s = min(TRIED_FROM * self._settings.latency_slo_s, self._fastest_s)
+        return not self.belief.is_sure(now) and left_s >= least_s
 
     def _try(self, call: Call) -> None:
         """Run this request alone, as if it could be in time."""
         call.tried = True
-        left_s = call.request.deadline - time.monotonic()
-        self.belief.doubt(min(0.8 * left_s / self.belief.profile.latency(1), 1.0))
+        now = time.monotonic()
+        self.belief.doubt((call.request.deadline - now) / self.belief.profile.latency(1), now)
         self._announce(force=True)
         self._host.submit(call.request)
 
@@ -472,7 +470,6 @@ class Batcher:
     def _learn(self, size: int, duration_s: float) -> None:
         duration_s = max(duration_s, 1e-6)
         self.belief.observe([(size, duration_s)], time.monotonic())
-        self._num_measured += 1
         self._fastest_s = min(self._fastest_s, duration_s)
 
     def _warn_if_serve_holds_requests_back(self) -> None:

@@ -13,7 +13,7 @@ import math
 import os
 from collections import deque
 
-from ray_slo.serve.proxy.modes import NICENESS_ENV
+from ray_slo.core.processes import NICENESS_ENV
 
 logger = logging.getLogger(__name__)
 

@@ -26,6 +26,7 @@ from importlib.metadata import requires
 from pathlib import Path
 
 from ray_slo.core import environment
+from ray_slo.core.processes import NICENESS_ENV
 from ray_slo.core.text import quoted
 from ray_slo.serve.deadlines import PROXY_CALLBACK, PROXY_CALLBACK_ENV
 
@@ -34,7 +35,6 @@ HAPROXY_ENV = "RAY_SERVE_ENABLE_HA_PROXY"
 BINARY_ENV = "RAY_SERVE_HAPROXY_BINARY_PATH"
 OPTIMIZED_ENV = "RAY_SERVE_THROUGHPUT_OPTIMIZED"
 BUFFER_ENV = "RAY_SERVE_HAPROXY_TUNE_BUFSIZE"
-NICENESS_ENV = "RAY_worker_niceness"  # by default, Ray lets all other programs come first
 DRAIN_ENV = "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"
 PORT_ENVS = {"RAY_SERVE_HAPROXY_STATS_PORT": 8404, "RAY_SERVE_HAPROXY_METRICS_PORT": 9101}
 """The variables of HAProxy's ports, with Serve's defaults."""

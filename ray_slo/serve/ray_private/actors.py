@@ -16,6 +16,7 @@ import ray
 from ray import serve
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from ray_slo.core.processes import come_forward
 from ray_slo.serve.config.spec import AppSpec
 
 logger = logging.getLogger(__name__)
@@ -89,6 +90,19 @@ def find_actor(name: str) -> Any:
         ValueError: there is none.
     """
     return ray.get_actor(name, namespace=NAMESPACE)
+
+
+def bring_forward_proxy() -> None:
+    """Let Serve's proxy on this node have CPU time as this application has it. Without this, its
+    requests wait there (`come_forward`)."""
+    if node := this_node():
+        with contextlib.suppress(ValueError):  # a node without a proxy
+            proxy = ray.get_actor(f"SERVE_PROXY_ACTOR-{node}", namespace="serve")
+            proxy.__ray_call__.remote(_come_forward)
+
+
+def _come_forward(_: Any) -> int:
+    return come_forward()
 
 
 async def in_time(response: Awaitable[Any], timeout_s: float) -> Any:

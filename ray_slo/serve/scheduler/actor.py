@@ -10,6 +10,7 @@ import time
 import uuid
 from typing import Any
 
+from ray_slo.core.processes import come_forward
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.direct import Listener
 from ray_slo.serve.memory import vitals
@@ -85,6 +86,8 @@ class SchedulerActor(AppActor):
 
     def __init__(self, spec: AppSpec, app_key: str, number: int = 0) -> None:
         super().__init__(spec, app_key, _TICK_S)
+        if this_node():  # tests run it in their own process
+            come_forward()
         self._scheduler: Scheduler | None = None
         self._lease = Lease(number)
         self._changed = asyncio.Event()  # set when the actor begins to lead

@@ -1,13 +1,7 @@
-"""Learns the time of batches and the travel time of messages from batches that ran.
-
-Only a batch that runs corrects a profile. If a profile makes every deadline look impossible (after
-a cold start, or a disturbance that is over), no batch would run, and the profile would never
-change. So it is doubted from time to time: it is lowered until a batch of one is tried.
-"""
+"""Learns the time of batches and the travel time of messages from batches that ran."""
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,88 +10,22 @@ from ray_slo.core import (
     BatchStatus,
     Cluster,
     DispatchDelay,
+    Drop,
+    DropReason,
     LatencyProfile,
     Model,
-    OnlineProfile,
-    Request,
     Variant,
     Worker,
 )
+from ray_slo.core.beliefs import Belief, Beliefs
 from ray_slo.core.quantile import FEW_SAMPLES, Quantile, QuantileLine
-from ray_slo.core.trees import Tree, tree_of_task
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.messages import BatchReport, Capacity
+from ray_slo.serve.scheduler.flights import Flight
 from ray_slo.serve.scheduler.roster import Roster
 
-logger = logging.getLogger(__name__)
-
-_MATERIAL = 0.02  # smaller changes of a profile are not reported to the policy
 _DELAY_QUANTILE = 0.95  # predictions use this quantile of dispatch delays (Symphony, Appendix D)
 _LARGE = 32  # batch size at which changes of the delay are checked
-_FORGET_AFTER_S = 60.0  # measurements of a variant that the policy avoids are kept this long
-_DOUBT_AFTER_S = 1.0  # after this time without a batch, a model that looks too slow is tried again
-
-
-class Belief:
-    """A learned latency profile, and the version that the policy knows.
-
-    Attributes:
-        largest: largest batch that there is memory for. None: the largest of the profile.
-    """
-
-    def __init__(self, prior: LatencyProfile, quantile: float = 0.95) -> None:
-        self._online = OnlineProfile(prior, quantile=quantile)
-        self._told: LatencyProfile | None = None
-        self.measured_at = -math.inf
-        self.largest: int | None = None
-
-    @property
-    def profile(self) -> LatencyProfile:
-        profile = self._online.profile
-        if self.largest is None or self.largest >= profile.max_batch_size:
-            return profile
-        return profile.truncated(self.largest)
-
-    @property
-    def measured_to(self) -> int:
-        """Largest batch size that was measured, and that there is memory for."""
-        measured_to = self._online.measured_to
-        return measured_to if self.largest is None else min(measured_to, self.largest)
-
-    @property
-    def limit(self) -> int:
-        """Largest batch size of the profile, with or without memory for it."""
-        return self._online.prior.max_batch_size
-
-    @property
-    def samples(self) -> int:
-        return self._online.samples
-
-    def observe(self, measured: Iterable[tuple[int, float]], now: float) -> None:
-        """Take the sizes and seconds of batches that ran. Batches larger than the profile are
-        ignored."""
-        for size, seconds in measured:
-            if size <= self.limit:
-                self._online.observe(size, seconds)
-                self.measured_at = now
-
-    def is_news(self) -> bool:
-        """Whether the profile differs from the policy's version."""
-        return self._told is None or self.profile.differs(self._told, _MATERIAL)
-
-    def tell(self) -> LatencyProfile:
-        """Return the profile, and note that the policy knows it now."""
-        self._told = self.profile
-        return self._told
-
-    def forget(self) -> None:
-        """Return to the profile before the first batch."""
-        self._online = OnlineProfile(self._online.prior, quantile=self._online.quantile)
-
-    def doubt(self, factor: float) -> None:
-        """Set the profile to `factor` times its value, and forget the measurements."""
-        scaled = self._online.profile.scaled(factor)
-        self._online = OnlineProfile(scaled, quantile=self._online.quantile)
 
 
 class Learned:
@@ -114,12 +42,11 @@ class Learned:
         self._workers = workers
         self._spec = spec
         self._variants = spec.variants()
-        self._tree_of = tree_of_task(spec.trees)
-        self.beliefs: dict[tuple[str, str], Belief] = {}
-        self._ran_at: dict[str, float] = {}  # time of the last batch, by model
+        models = {variant: ref.model for variant, ref in self._variants.items()}
+        self.beliefs = Beliefs(models, spec.trees)
         # Time of a round trip to a worker without the batch.
         self._overhead = QuantileLine(_DELAY_QUANTILE, prior=FEW_SAMPLES)
-        self._prediction_error = Quantile(0.5)
+        self._error, self._error_most = Quantile(0.5), Quantile(0.95)  # of predicted ends, seconds
         self._preempt_delay = Quantile(0.9)
         self._told_delays_s: tuple[float, ...] = (math.inf,) * 3
         self._changed = False  # whether something changed since the last check
@@ -157,14 +84,11 @@ class Learned:
             self.beliefs[variant, kind] = Belief(profiles[variant], quantile)
         return bool(new)
 
-    def ended(self, report: BatchReport, kind: str, now: float) -> None:
-        """Note that a batch is over on a worker of this kind."""
-        if report.variant in self._variants:
-            self._ran_at[self._variants[report.variant].model] = now
-        belief = self.beliefs.get((report.variant, kind))
-        if belief is not None and report.measured:
-            belief.observe(report.measured, now)
-            self._changed = True
+    def ended(self, report: BatchReport, kind: str, now: float) -> bool:
+        """Note that a batch is over on a worker of this kind. Return whether the policy has to know
+        at once."""
+        self._changed |= bool(report.measured)
+        return self.beliefs.ran(report.variant, kind, report.measured, now)
 
     def returned(self, report: BatchReport, waited_s: float, finish_in_s: float) -> float:
         """Take the report of a batch that came back. Return the time since the batch ended, in
@@ -178,7 +102,8 @@ class Learned:
         self._overhead.add(report.batch_size, overhead_s)
         ago_s = 0.5 * overhead_s  # half of the overhead is the transfer of the report
         if report.status in (BatchStatus.FINISHED, BatchStatus.FAILED):
-            self._prediction_error.add(-finish_in_s - ago_s)
+            for error in (self._error, self._error_most):
+                error.add(-finish_in_s - ago_s)
         return ago_s
 
     def preempted(self, delay_s: float) -> None:
@@ -188,7 +113,7 @@ class Learned:
 
     def take_news(self, now: float) -> bool:
         """Return whether there is news for the policy since the last call."""
-        self._forget_unused()
+        self._changed |= self.beliefs.forget_unused()
         if not self._changed:
             return False
         self._changed = False
@@ -234,54 +159,28 @@ class Learned:
             for model, of_model in rates.items()
         }
 
-    def _forget_unused(self) -> None:
-        """Return to the first profile of a variant that the policy avoids. The variant may have
-        looked slow in a disturbance that is over, and would never be measured again.
+    def tries(self, drop: Drop, flights: Iterable[Flight], now: float) -> bool:
+        """Return whether requests are to arrive again, because their profile may be wrong, and a
+        worker is idle. The profile is then lower. See `Beliefs.doubt`.
+
+        Args:
+            flights: all batches in flight.
         """
-        for (variant, _), belief in self.beliefs.items():
-            ran_at = self._ran_at.get(self._variants[variant].model, -math.inf)
-            if belief.samples and ran_at - belief.measured_at > _FORGET_AFTER_S:
-                belief.forget()
-                self._changed = True
-
-    def doubt(self, refused: Request, now: float) -> bool:
-        """Lower profiles if nothing else prevents a model from being served.
-
-        In a pipeline, this may be a profile of any task from the refused one on.
-
-        Returns:
-            Whether a profile was lowered.
-        """
-        tree = self._tree_of[refused.task]
-        models = _from(tree, refused.task)
-        budget_s = refused.deadline - refused.arrival
-        ran_at = max(self._ran_at.get(model, -math.inf) for model in models)
-        slo_s = min(tree.slos_s.values())
-        if now - ran_at <= _DOUBT_AFTER_S or budget_s < 0.5 * slo_s:
+        if drop.reason not in (DropReason.WOULD_MISS, DropReason.SHED):
             return False
-        self._ran_at.update(dict.fromkeys(models, now))
+
+        def is_idle(model: str) -> bool:
+            busy = {flight.worker for flight in flights}
+            return any(
+                any(self._variants[variant].model == model for variant in worker.variants)
+                for name, worker in self._workers.items()
+                if name not in busy
+            )
+
+        if not self.beliefs.doubt(drop.requests[0], now, is_idle):
+            return False
         self._overhead.forget()
-        self._changed = True  # report it now, because no batch will run and report the change
-        quickest: dict[str, dict[str, tuple[float, str]]] = {}  # by kind and model
-        for (variant, kind), belief in self.beliefs.items():
-            if (model := self._variants[variant].model) in models:
-                found, of_kind = (belief.profile.latency(1), variant), quickest.setdefault(kind, {})
-                of_kind[model] = min(of_kind.get(model, found), found)
-        lowered = False
-        for kind, of_kind in quickest.items():
-            needed_s = sum(seconds for seconds, _ in of_kind.values())
-            if needed_s <= 0.5 * budget_s:
-                continue
-            lowered = True
-            for seconds, variant in of_kind.values():
-                logger.warning(
-                    "%s looks too slow for its SLO on %s (%.4g ms): trying again",
-                    variant,
-                    kind,
-                    seconds * 1e3,
-                )
-                self.beliefs[variant, kind].doubt(0.5 * budget_s / needed_s)
-        return lowered
+        return True
 
     def status(self) -> dict[str, Any]:
         """For `ray-slo status`."""
@@ -290,7 +189,8 @@ class Learned:
             "dispatch_delay_ms": 1e3 * delay(1),
             "dispatch_per_request_ms": 1e3 * delay.per_request_s,
             "preempt_delay_ms": 1e3 * self.preempt_delay_s,
-            "prediction_error_ms": 1e3 * self._prediction_error.value(default=0.0),
+            "prediction_error_ms": 1e3 * self._error.value(default=0.0),
+            "prediction_error_p95_ms": 1e3 * self._error_most.value(default=0.0),
             "profiles": {
                 f"{variant}@{kind}": {
                     "latency_1_ms": 1e3 * belief.profile.latency(1),
@@ -298,16 +198,9 @@ class Learned:
                     "max_batch_size": belief.profile.max_batch_size,
                     "measured_to": belief.profile.measured_to,
                     "samples": belief.samples,
+                    "margin": belief.margin,
                     **belief.profile.to_json(),
                 }
                 for (variant, kind), belief in self.beliefs.items()
             },
         }
-
-
-def _from(tree: Tree, task: str) -> list[str]:
-    """The models of a task and of all below it."""
-    found = [task]
-    for above in found:  # grows as it goes
-        found += tree.children(above)
-    return [tree[name].model for name in found]

@@ -98,12 +98,11 @@ class Scheduler:
         self._queued: dict[tuple[str, int], OwnedRequest] = {}
         self._in_flight: dict[str, Flight] = {}
         self._outbox: dict[str, list[Message]] = {}
-        self._next_id = 0
-        self._generation = 0  # number of the policy's life
+        self._next_id = self._generation = 0  # of a request, and of the policy's life
         self._preemptions: deque[dict[str, Any]] = deque(maxlen=_PREEMPTIONS_KEPT)
         self._deaf: set[str] = set()  # variants that did not stop when they were preempted
         self._cluster_is_stale = False
-        counted = "submitted granted refused cancelled batches preempted on_node unclaimed"
+        counted = "submitted granted refused tried cancelled batches preempted on_node unclaimed"
         self._counts = Counter(dict.fromkeys(counted.split(), 0))
         self._log = open_log(spec, self.epoch)
         self._host = self._new_host()
@@ -201,7 +200,8 @@ class Scheduler:
         """Note that a batch is over on its worker."""
         now = self._clock()
         self._quarantine.reached(report.worker)
-        self._learned.ended(report, self._workers.kind_of(report.worker), now)
+        if self._learned.ended(report, self._workers.kind_of(report.worker), now):
+            self._host.set_cluster(self._learned.cluster())
         flight = self._in_flight.get(report.batch_id)
         if flight is not None:
             finish_in_s = flight.dispatch.finish_at - now
@@ -319,8 +319,7 @@ class Scheduler:
             if flight.worker == worker:
                 # Tell the policy. If the worker is back at once, it may never see the worker leave.
                 self._end_batch(flight.batch_id, BatchStatus.LOST)
-        self._cluster_is_stale = True
-        self._refresh_cluster()
+        self._host.set_cluster(self._learned.cluster())
 
     def _end_batch(
         self,
@@ -386,14 +385,18 @@ class Scheduler:
         self._host.preempt_failed(running.worker, running.batch_id)
 
     def _on_drop(self, drop: Drop) -> None:
+        if self._learned.tries(drop, self._in_flight.values(), self._clock()):
+            self._counts["tried"] += 1
+            self._host.set_cluster(self._learned.cluster())
+            for request in drop.requests:
+                self._host.submit(request)
+            return
         finish_in_s = drop.finish_at - self._clock()
         by_client: dict[str, list[int]] = {}
         for request in cast(Sequence[OwnedRequest], drop.requests):
             self._queued.pop((request.client, request.client_id), None)
             by_client.setdefault(request.client, []).append(request.client_id)
         self._counts["refused"] += len(drop.requests)
-        if drop.reason in (DropReason.WOULD_MISS, DropReason.SHED):
-            self._cluster_is_stale |= self._learned.doubt(drop.requests[0], self._clock())
         for client, ids in by_client.items():
             finish = finish_in_s if math.isfinite(finish_in_s) else math.nan
             self._post(client, Refusal(tuple(ids), drop.reason.value, finish))

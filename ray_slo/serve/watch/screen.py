@@ -161,7 +161,8 @@ def _head(state: State) -> str:
     parts += [
         f"{state.get('pending', 0)} pending",
         f"dispatch delay {state.get('dispatch_delay_ms', 0):.1f} ms",
-        f"median prediction error {state.get('prediction_error_ms', 0):+.1f} ms",
+        f"batches end {state.get('prediction_error_ms', 0):+.1f} ms from their prediction, "
+        f"and 95 % of them by {state.get('prediction_error_p95_ms', 0):+.1f} ms",
         *(f"{n} {_COUNTED.get(name, name)}" for name, n in state.get("counts", {}).items()),
     ]
     return plain(", ".join(parts))

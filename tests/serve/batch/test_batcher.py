@@ -673,7 +673,7 @@ class TestLearning:
             assert "after arrival, and 20 ms are kept as a margin" in str(refused)
 
     def test_and_tried_again_after_a_while(self, monkeypatch):
-        monkeypatch.setattr("ray_slo.serve.batch.batcher._DOUBT_AFTER_S", 0.3)
+        monkeypatch.setattr("ray_slo.core.beliefs._OLD", (0.3, 0.0))
         slow = [True]
 
         @ray_slo.batch(latency_slo_ms=100)

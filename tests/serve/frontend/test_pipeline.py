@@ -136,7 +136,7 @@ async def test_who_leaves_withdraws_all(running):
 @in_loop
 async def test_the_deadline_is_end_to_end(running):
     async with running(spec(slo_ms=600)) as (front, handle):
-        for _ in range(2):  # how long it takes is learned
+        for _ in range(3):  # how long it takes is learned, and sure
             await front("slow", latency_slo_ms=5000)
         ran = len(Spell.ran)
         with pytest.raises(RefusedEarly) as error:

@@ -129,7 +129,7 @@ async def test_requests_carry_their_sizes_and_profiles_learn_by_them(running):
         answers = await asyncio.gather(*(front([0] * size) for size in (3, 1, 12)))
         assert answers == [3, 1, 12]
         assert sorted(OneByOne.newest.sizes) == [1, 3, 12]
-        octaves = {octave for octave, seen in profile._durations.items() if seen}
+        octaves = {octave for octave, seen in profile._octaves.items() if seen}
         assert octaves == {0, 2, 4}  # sizes 1, 3–4 and 9–16
 
     await running(scenario)

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from ray_slo.core.environment import FAST, MARK
+from ray_slo.core.processes import NICENESS_ENV
 from ray_slo.serve.deadlines import PROXY_CALLBACK, PROXY_CALLBACK_ENV
 from ray_slo.serve.proxy import haproxy, modes
 
@@ -21,11 +22,11 @@ def test_the_fast_mode_is_the_default():
     assert environ[modes.BINARY_ENV].endswith(modes.COMMAND)
     assert environ[PROXY_CALLBACK_ENV] == PROXY_CALLBACK
     assert float(environ[modes.DRAIN_ENV]) < 5
-    assert environ[modes.NICENESS_ENV] == "0"
-    environ = {modes.NICENESS_ENV: "5"}
+    assert environ[NICENESS_ENV] == "0"
+    environ = {NICENESS_ENV: "5"}
     modes.enter(environ, local=False)
     assert modes.DRAIN_ENV not in environ  # Serve's own
-    assert environ[modes.NICENESS_ENV] == "5"
+    assert environ[NICENESS_ENV] == "5"
 
 
 @pytest.mark.parametrize("environ", [{FAST.name: "0"}, {modes.HAPROXY_ENV: "0"}])

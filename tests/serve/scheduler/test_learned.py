@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from ray_slo.core import BatchStatus, LatencyProfile
+from ray_slo.core.beliefs import Belief
 from ray_slo.core.recent import Recent
 from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.messages import BatchReport, Heartbeat
-from ray_slo.serve.scheduler.learned import Belief, Learned
+from ray_slo.serve.scheduler.learned import Learned
 from ray_slo.serve.scheduler.roster import Quarantine, Roster, WorkerState
 
 
@@ -24,7 +25,7 @@ def test_a_policy_hears_of_what_matters():
 def test_a_doubted_profile_is_lower_and_learned_anew():
     belief = Belief(LatencyProfile.linear(0.001, 0.01, 8))
     belief.observe([(1, 1.1)], now=1.0)
-    belief.doubt(0.01)
+    belief.doubt(0.02, now=1.5)
     assert (belief.samples, belief.profile.latency(1)) == (0, pytest.approx(0.011))
     belief.observe([(1, 0.02)], now=2.0)
     assert belief.profile.latency(1) == pytest.approx(0.02)

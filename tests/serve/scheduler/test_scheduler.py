@@ -442,9 +442,10 @@ async def test_only_the_quickest_variant_is_tried_when_all_look_too_slow():
         slow.profiles = {"quick": LatencyProfile([1.5] * 8), "deep": LatencyProfile([3.0] * 8)}
         scheduler.heartbeat(slow)
         scheduler.hear("a", submits(1))
-        await settle()
-        (refusal,) = box.take()
-        assert refusal.reason == "would_miss"
+        await asyncio.sleep(1.0)
+        (grant,) = box.take()
+        assert grant.variant == "quick"
+        assert scheduler.status()["counts"]["tried"] == 1
         profiles = scheduler.status()["profiles"]
         assert profiles["quick@default"]["latency_1_ms"] == pytest.approx(500, rel=0.01)
         assert profiles["deep@default"]["latency_1_ms"] == pytest.approx(3000)

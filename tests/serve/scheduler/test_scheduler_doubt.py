@@ -53,7 +53,7 @@ class Client:
 def test_a_way_that_was_slow_for_a_while_is_tried_again(monkeypatch):
     """Payloads hardly got through (a full object store) until nothing was within reach any more. No
     batch, no news: it takes a probe to find out that this is over."""
-    monkeypatch.setattr("ray_slo.serve.scheduler.learned._DOUBT_AFTER_S", 0.1)
+    monkeypatch.setattr("ray_slo.core.beliefs._OLD", (0.1, 0.0))
 
     async def main():
         client = Client()
@@ -69,8 +69,8 @@ def test_a_way_that_was_slow_for_a_while_is_tried_again(monkeypatch):
     clock.run(main())
 
 
-def test_a_task_that_looks_too_slow_to_let_any_frame_in_is_tried_again():
-    """The child was slow once, so frames are refused at the root, and nobody measures the child."""
+def test_a_task_that_looks_too_slow_to_let_any_frame_in_is_tried():
+    """The child was slow once. Nobody would measure it if frames were refused at the root."""
     tasks = {"detect": {"callable": dict}, "name": {"callable": dict, "parent": "detect"}}
     spec = parse_spec({"pipeline": {"latency_slo_ms": 1000, "tasks": tasks}})
 
@@ -81,9 +81,6 @@ def test_a_task_that_looks_too_slow_to_let_any_frame_in_is_tried_again():
             profiles = {"detect": LatencyProfile([0.1]), "name": LatencyProfile([5.0])}
             scheduler.heartbeat(Heartbeat("w0", "default", profiles, []))
             scheduler.hear("a", [Submit(1, "detect", 0.9)])
-            assert isinstance(await said.get(), Refusal)
-            await asyncio.sleep(0.5)
-            scheduler.hear("a", [Submit(2, "detect", 0.9)])
             assert isinstance(await said.get(), Grant)
             seen = scheduler.status()["profiles"]
             believed_ms = sum(p["latency_1_ms"] for p in seen.values())

@@ -1,0 +1,439 @@
+"""What a host believes about execution times, and how a wrong belief heals.
+
+`OnlineProfile` learns a profile from measured batches. A policy acts on a `Belief`. Only a batch
+that runs corrects it. If a belief makes every deadline look impossible (after a cold start, or a
+disturbance that is over), no batch would run, and the belief would never change. So a request is
+*tried* instead of refused if a worker is idle and the belief is not sure: the profile is lowered
+until a batch of one fits (`Beliefs.doubt`). This is optimism in the face of uncertainty, without
+random numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from statistics import median_low
+from typing import NamedTuple
+
+import numpy as np
+
+from ray_slo.core.profiles import LatencyProfile, slope_beyond, slope_hoped
+from ray_slo.core.requests import Request
+from ray_slo.core.trees import Tree, tree_of_task
+
+_CLEARLY = 1.1  # a batch is clearly longer if it takes this multiple of the estimate
+_CLEARLY_FIRST = 0.5  # without earlier batches, clearly shorter ones take this share of it
+_CHANCE = 0.003  # of as many late batches in a row as raise the estimate
+_RECENT = 2  # the margin covers the latest rows of late batches: this many times their number
+_IN_A_ROW = 3  # batches that show that times have become shorter
+
+_MATERIAL = 0.02  # smaller changes of a profile are not reported to the policy
+_FORGET_AFTER_S = 60.0  # measurements of a variant that the policy avoids are kept this long
+_FEW = 3  # with fewer batches, a belief is not sure, nor is an octave of it
+# A belief is not sure after this time without a batch: seconds, and multiples of ℓ(1). So trials
+# take at most a tenth of a worker's time.
+_OLD = (1.0, 10.0)
+TRIED_FROM = 0.5
+"""A request is tried if at least this share of its SLO is left."""
+_TRIED = 0.5  # share of the remaining time that a tried batch of one may take
+
+
+class _Sample(NamedTuple):
+    """A measured batch, and its number."""
+
+    number: int
+    size: int
+    duration_s: float
+
+
+class OnlineProfile:
+    """Learns a `LatencyProfile` from measured batches.
+
+    The profile starts as `prior`. Measured durations are compared with the prior, in a window per
+    octave of batch sizes (1, 2, 3–4, 5–8, …). The *typical* time is the prior times the median
+    ratio, interpolated over log b between octaves that were seen. So one number scales a prior of
+    the right shape, and a wrong shape is corrected where batches were measured.
+
+    The estimate is the typical time, times the `quantile` of the latest durations of any size, as
+    shares of their typical times. Times scatter because something else uses the machine. So sizes
+    that did not run lately scatter now as those that did.
+
+    Sizes that the prior only assumes are assumed anew, by the law at the head of `core.profiles`,
+    when a larger batch than ever is measured. The next step, up to half as large again, is assumed
+    rather too fast, so that it is tried.
+
+    Times change: another program starts, or ends. Two batches in a row that take longer than the
+    estimate raise it for all sizes, until shorter ones follow. Three in a row outside the range of
+    the earlier ones count as a change. Then measurements before it are forgotten in the octaves of
+    these three, and scaled by the same factor in others.
+
+    Args:
+        prior: profile before the first batch (from a file, a warm-up sweep or a guess).
+        quantile: quantile of the measured durations, 0 … 1. With n samples it is at most n / (n +
+            1), and always a measured value, so that a single early outlier does not decide.
+        window: samples kept per octave, and of any size; older ones are forgotten.
+        stale_after: an octave that was not measured in this many latest batches no longer counts.
+            Without this, slow large batches could prevent large batches from ever being tried
+            (and measured) again.
+
+    Attributes:
+        samples: number of measured batches.
+        margin: factor of the estimate because of the latest batches.
+    """
+
+    def __init__(
+        self,
+        prior: LatencyProfile,
+        *,
+        quantile: float = 0.95,
+        window: int = 32,
+        stale_after: int = 128,
+    ) -> None:
+        if not 0 < quantile < 1:
+            raise ValueError(f"quantile must lie between 0 and 1, got {quantile}")
+        if window < 1:
+            raise ValueError(f"window must be at least 1, got {window}")
+        self.prior = prior
+        self.quantile = quantile
+        self._shape = prior  # fitted to the sizes that the prior assumes, once they are measured
+        self._sizes_known = min(prior.measured_to, 2)  # 2: two or more
+        self._window = window
+        self._stale_after = stale_after
+        self._seen_at: dict[int, int] = {}
+        self._octaves: dict[int, deque[_Sample]] = {}
+        self._latest: deque[_Sample] = deque(maxlen=window)
+        self._ratio: dict[int, tuple[float, float]] = {}  # of octaves without new samples
+        self._typical = prior
+        self._profile: LatencyProfile | None = prior
+        self._surprises: deque[float] = deque(maxlen=window)  # durations, as shares of estimates
+        self.samples = 0
+        self.margin = 1.0
+
+    def observe(self, batch_size: int, duration_s: float) -> None:
+        """Record that a batch of `batch_size` took `duration_s`. O(1), except for a batch larger
+        than all before."""
+        if not 1 <= batch_size <= self.prior.max_batch_size:
+            raise ValueError(
+                f"batch_size must be 1 … {self.prior.max_batch_size}, got {batch_size}"
+            )
+        if not (math.isfinite(duration_s) and duration_s > 0):
+            raise ValueError(f"duration_s must be positive and finite, got {duration_s}")
+        octave = (batch_size - 1).bit_length()
+        if len(self._octaves.get(octave, ())) >= _FEW:  # before, the shape may be wrong
+            self._surprises.append(duration_s / self._typical.latency(batch_size) / self._spread())
+        if batch_size > self._shape.measured_to:
+            self._extend(batch_size, duration_s)
+        if self._is_stale(octave):
+            old = self._octaves[octave]
+            self._latest = deque((s for s in self._latest if s not in old), self._window)
+            old.clear()
+        self.samples += 1
+        sample = _Sample(self.samples, batch_size, duration_s)
+        self._octaves.setdefault(octave, deque(maxlen=self._window)).append(sample)
+        self._latest.append(sample)
+        self._ratio.pop(octave, None)
+        self._seen_at[octave] = self.samples
+        if change := self._change():
+            self._begin_anew(change)
+        self.margin = self._margin()
+        self._typical = self._estimate()
+        self._profile = None
+
+    @property
+    def measured_to(self) -> int:
+        """The largest size that was measured. Asking for it computes no estimate."""
+        return self._shape.measured_to
+
+    @property
+    def profile(self) -> LatencyProfile:
+        """The current estimate (computed on demand after new samples)."""
+        if self._profile is None:
+            self._profile = self._typical.scaled(self._spread() * self.margin)
+        return self._profile
+
+    def _spread(self) -> float:
+        """The quantile of the latest durations, as shares of their typical times."""
+        if not self._latest:
+            return 1.0
+        shares = sorted(s.duration_s / self._typical.latency(s.size) for s in self._latest)
+        q = min(self.quantile, len(shares) / (len(shares) + 1))
+        return shares[math.floor((len(shares) - 1) * q)]  # one that was measured
+
+    def _late_in_a_row(self) -> int:
+        """Number of batches that take longer than the estimate, one after the other, only by the
+        rarest chance."""
+        count = len(self._surprises)
+        share = 1 - min(self.quantile, count / (count + 1))
+        return max(math.ceil(math.log(_CHANCE) / math.log(share)), 2)
+
+    def _margin(self) -> float:
+        """The factor that covers the latest batches in a row."""
+        if not self._surprises:
+            return 1.0
+        run = self._late_in_a_row()
+        last = list(self._surprises)[-_RECENT * run :]
+        rows = [min(last[i : i + run]) for i in range(len(last) - run + 1)]
+        late = max(rows, default=1.0)
+        return late if late > _CLEARLY else 1.0
+
+    def _change(self) -> int:
+        """How many of the latest batches show that times have changed; 0 if they do not."""
+        seen = list(self._surprises)
+        run = self._late_in_a_row() + 1 if seen else 0
+        if len(latest := seen[-run:]) == run > 0 and min(latest) > _CLEARLY:
+            return run
+        earlier, latest = seen[:-_IN_A_ROW], seen[-_IN_A_ROW:]
+        least = min(earlier, default=_CLEARLY_FIRST)
+        return _IN_A_ROW * (len(latest) == _IN_A_ROW and max(latest) * _CLEARLY < least)
+
+    def _begin_anew(self, count: int) -> None:
+        """Forget or scale what was measured before the latest batches."""
+        latest = list(self._latest)[-count:]
+        factor = median_low([s.duration_s / self._typical.latency(s.size) for s in latest])
+        for octave, known in self._octaves.items():
+            new = [sample for sample in known if sample.number >= latest[0].number]
+            kept = new or [s._replace(duration_s=factor * s.duration_s) for s in known]
+            self._octaves[octave] = deque(kept, self._window)
+        self._latest = deque(latest, self._window)
+        for _ in latest:
+            self._surprises.pop()
+        self._ratio.clear()
+
+    def _extend(self, batch_size: int, duration_s: float) -> None:
+        """Fit the shape to the first batch of a size that was only assumed."""
+        shape, known = self._shape, self._shape.measured_to
+        if known:
+            ratio = float(np.interp(math.log(known), *self._ratios())) if self.samples else 1.0
+            # A first sample beyond the assumption is an outlier. Ratios correct this if it is not.
+            most_s = min(duration_s, self._typical.latency(batch_size)) / ratio
+            value = max(most_s, shape.latency(known))
+            grid = np.arange(known + 1, shape.max_batch_size + 1)
+            table = np.array(shape.table)
+            table[known:] = np.interp(grid, (known, batch_size), (shape.latency(known), value))
+        else:  # of a guess, the shape remains
+            table = np.array(shape.table) * (duration_s / shape.latency(batch_size))
+        self._shape = LatencyProfile(table, batch_size)  # `_estimate` assumes what is larger
+        self._sizes_known = min(self._sizes_known + 1, 2)
+        self._ratio.clear()
+
+    def _ratios(self) -> tuple[list[float], list[float]]:
+        """Measured durations as shares of the shape's, by the logarithm of the batch size.
+
+        The first batches of an octave say little. So they count together with all others.
+        """
+        found = []
+        for octave in sorted(self._octaves):
+            if self._is_stale(octave):
+                continue
+            if octave not in self._ratio:
+                self._ratio[octave] = self._ratio_of(self._octaves[octave])
+            found.append((len(self._octaves[octave]), *self._ratio[octave]))
+        counts, log_sizes, ratios = np.array(found).T
+        of_all = np.average(np.log(ratios), weights=counts)
+        weights = 1 / (1 + counts**-2)
+        ratios = np.exp(weights * np.log(ratios) + (1 - weights) * of_all)
+        return log_sizes.tolist(), ratios.tolist()
+
+    def _ratio_of(self, known: Collection[_Sample]) -> tuple[float, float]:
+        """(mean logarithm of the batch size, median ratio) of an octave."""
+        ratios = [s.duration_s / self._shape.latency(s.size) for s in known]
+        return sum(math.log(s.size) for s in known) / len(known), median_low(ratios)
+
+    def _estimate(self) -> LatencyProfile:
+        """The typical times."""
+        shape = self._shape
+        grid = np.log(np.arange(1, shape.max_batch_size + 1))
+        table = np.array(shape.table) * np.interp(grid, *self._ratios())
+        known = shape.measured_to or shape.max_batch_size  # of a guess, the shape remains
+        # A batch takes no longer than a larger one did. Repair downwards, so that one slow small
+        # batch (a cold start) does not outweigh fast larger ones, as it would in an average.
+        table[:known] = np.minimum.accumulate(table[:known][::-1])[::-1]
+        if known < shape.max_batch_size:
+            sizes = np.arange(1 if self._sizes_known > 1 else known, known + 1)
+            last_s = table[known - 1]
+            slope, hoped = slope_beyond(sizes, table[sizes - 1]), slope_hoped(known, last_s)
+            more = np.arange(1, len(table) - known + 1)
+            near = np.minimum(more, max(known // 2, 1))
+            table[known:] = last_s + hoped * near + slope * (more - near)
+        return LatencyProfile(table, shape.measured_to)
+
+    def _is_stale(self, octave: int) -> bool:
+        seen_at = self._seen_at.get(octave, self.samples)
+        return self.samples - seen_at >= self._stale_after
+
+
+class Belief:
+    """A learned latency profile, and the version that the policy knows.
+
+    Attributes:
+        largest: largest batch that there is memory for. None: the largest of the profile.
+        measured_at: time of the last measurement, seconds.
+    """
+
+    def __init__(self, prior: LatencyProfile, quantile: float = 0.95) -> None:
+        self._online = OnlineProfile(prior, quantile=quantile)
+        self._told: LatencyProfile | None = None
+        self._batches = 0  # measured ever, also before the profile was doubted
+        self._doubted_at = -math.inf
+        self.measured_at = -math.inf
+        self.largest: int | None = None
+
+    @property
+    def profile(self) -> LatencyProfile:
+        profile = self._online.profile
+        if self.largest is None or self.largest >= profile.max_batch_size:
+            return profile
+        return profile.truncated(self.largest)
+
+    @property
+    def measured_to(self) -> int:
+        """Largest batch size that was measured, and that there is memory for."""
+        measured_to = self._online.measured_to
+        return measured_to if self.largest is None else min(measured_to, self.largest)
+
+    @property
+    def limit(self) -> int:
+        """Largest batch size of the profile, with or without memory for it."""
+        return self._online.prior.max_batch_size
+
+    @property
+    def samples(self) -> int:
+        return self._online.samples
+
+    @property
+    def margin(self) -> float:
+        """Factor of the profile because the latest batches took longer than predicted."""
+        return self._online.margin
+
+    def observe(self, measured: Iterable[tuple[int, float]], now: float) -> bool:
+        """Take the sizes and seconds of batches that ran. Batches larger than the profile are
+        ignored.
+
+        Returns:
+            Whether the policy has to know at once.
+        """
+        before = self.margin
+        for size, seconds in measured:
+            if size <= self.limit:
+                self._online.observe(size, seconds)
+                self._batches += 1
+                self.measured_at = now
+        return self.margin > before
+
+    def is_sure(self, now: float) -> bool:
+        """Whether enough batches were measured, and one of them lately."""
+        least_s, times = _OLD
+        old_s = max(least_s, times * self.profile.latency(1))
+        return self._batches >= _FEW and now - self.measured_at <= old_s
+
+    def is_tried(self, now: float) -> bool:
+        """Whether a batch is to run because the profile was doubted."""
+        return self._doubted_at > self.measured_at and now - self._doubted_at <= _OLD[0]
+
+    def is_news(self) -> bool:
+        """Whether the profile differs from the policy's version."""
+        return self._told is None or self.profile.differs(self._told, _MATERIAL)
+
+    def tell(self) -> LatencyProfile:
+        """Return the profile, and note that the policy knows it now."""
+        self._told = self.profile
+        return self._told
+
+    def forget(self) -> None:
+        """Return to the profile before the first batch."""
+        self._online = OnlineProfile(self._online.prior, quantile=self._online.quantile)
+
+    def doubt(self, factor: float, now: float) -> None:
+        """Lower the profile, so that it takes half of `factor` times its value or less, and forget
+        the measurements.
+
+        Args:
+            factor: remaining time of the request that is tried, as a share of the predicted time.
+        """
+        scaled = self._online.profile.scaled(min(_TRIED * factor, 1.0))
+        self._online = OnlineProfile(scaled, quantile=self._online.quantile)
+        self._doubted_at = now
+
+
+class Beliefs(dict[tuple[str, str], Belief]):
+    """Beliefs by variant and kind of worker.
+
+    Args:
+        models: the model of each variant.
+        trees: of the application's tasks.
+    """
+
+    def __init__(self, models: Mapping[str, str], trees: Mapping[str, Tree]) -> None:
+        super().__init__()
+        self._models = models
+        self._tree_of = tree_of_task(trees)
+        self._ran_at: dict[str, float] = {}  # time of the last batch, by model
+
+    def ran(
+        self, variant: str, kind: str, measured: Iterable[tuple[int, float]], now: float
+    ) -> bool:
+        """Take the sizes and seconds of a variant's batches. Return whether the policy has to know
+        at once."""
+        if variant in self._models:
+            self._ran_at[self._models[variant]] = now
+        belief = self.get((variant, kind))
+        return belief is not None and belief.observe(measured, now)
+
+    def forget_unused(self) -> bool:
+        """Return to the first profiles of variants that the policy avoids. Such a variant may have
+        looked slow in a disturbance that is over, and would never be measured again.
+
+        Returns:
+            Whether there was one.
+        """
+        found = False
+        for (variant, _), belief in self.items():
+            ran_at = self._ran_at.get(self._models[variant], -math.inf)
+            if belief.samples and ran_at - belief.measured_at > _FORGET_AFTER_S:
+                belief.forget()
+                found = True
+        return found
+
+    def doubt(self, refused: Request, now: float, is_idle: Callable[[str], bool]) -> bool:
+        """Lower profiles that are not sure, so that a request is tried that has at least half of
+        its SLO left.
+
+        In a pipeline, these may be profiles of any task from the refused one on.
+
+        Args:
+            is_idle: whether a worker of a model has nothing to do.
+
+        Returns:
+            Whether a profile was lowered. Then the request is to arrive again.
+        """
+        tree = self._tree_of[refused.task]
+        models = _from(tree, refused.task)
+        left_s = refused.deadline - now
+        if left_s < TRIED_FROM * min(tree.slos_s.values()):
+            return False
+        quickest: dict[str, dict[str, tuple[float, str]]] = {}  # by kind and model
+        for (variant, kind), belief in self.items():
+            if (model := self._models[variant]) in models:
+                found, of_kind = (belief.profile.latency(1), variant), quickest.setdefault(kind, {})
+                of_kind[model] = min(of_kind.get(model, found), found)
+        lowered = False
+        for kind, of_kind in quickest.items():
+            needed_s = sum(seconds for seconds, _ in of_kind.values())
+            beliefs = [self[variant, kind] for _, variant in of_kind.values()]
+            if all(b.is_sure(now) for b in beliefs) or any(b.is_tried(now) for b in beliefs):
+                continue
+            if not (lowered or is_idle(refused.model)):
+                return False
+            lowered = True
+            for belief in beliefs:
+                belief.doubt(left_s / needed_s, now)
+        return lowered
+
+
+def _from(tree: Tree, task: str) -> list[str]:
+    """The models of a task and of all below it."""
+    found = [task]
+    for above in found:  # grows as it goes
+        found += tree.children(above)
+    return [tree[name].model for name in found]
