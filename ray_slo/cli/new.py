@@ -54,4 +54,4 @@ def new(
         path = folder / template.removesuffix(".j2")
         write_text(path, templates.get_template(template).render(told))
         typer.echo(path)
-    typer.echo(f"\nnext: cd {folder} && pip install pytest && pytest && serve run config.yaml")
+    typer.echo(f"\nnext: cd {folder} && pip install pytest && pytest && ray-slo run config.yaml")

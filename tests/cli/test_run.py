@@ -1,0 +1,62 @@
+"""`ray-slo run` hands everything to `serve run`, in the fast mode where that is possible."""
+
+import os
+
+import pytest
+from typer.testing import CliRunner
+
+from ray_slo.cli import app
+from ray_slo.core.environment import FAST
+from ray_slo.core.processes import NICENESS_ENV
+from ray_slo.serve.deadlines import PROXY_CALLBACK_ENV
+from ray_slo.serve.proxy import modes
+
+USED = (modes.HAPROXY_ENV, modes.BINARY_ENV, modes.BUFFER_ENV, modes.DRAIN_ENV, *modes.PORT_ENVS)
+
+
+@pytest.fixture
+def environ(monkeypatch):
+    """The environment that `serve run` gets, and its arguments."""
+    found = {}
+
+    def execute(path, argv):
+        found.update(os.environ, path=path, argv=argv)
+
+    for name in (*USED, NICENESS_ENV, PROXY_CALLBACK_ENV, FAST.name, "RAY_SLO_MARK"):
+        monkeypatch.setenv(name, "")  # so that it is restored
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(os, "execv", execute)
+    return found
+
+
+def said(*args):
+    result = CliRunner().invoke(app, ["run", *args])
+    assert result.exit_code == 0
+    return result.output
+
+
+def test_all_arguments_are_those_of_serve_run(environ):
+    output = said("config.yaml", "--name", "x", "-r", "--app-dir=.", "key=value")
+    assert environ["argv"][:3] == ["serve", "run", "config.yaml"]
+    assert environ["argv"][3:] == ["--name", "x", "-r", "--app-dir=.", "key=value"]
+    assert environ[NICENESS_ENV] == "0"
+    assert environ[PROXY_CALLBACK_ENV]
+    fast = modes.is_possible()
+    assert ("mode: fast" in output) == fast
+    assert (environ.get(modes.HAPROXY_ENV) == "1") == fast
+
+
+def test_the_ordinary_mode_can_be_chosen(environ, monkeypatch):
+    monkeypatch.setenv(FAST.name, "0")
+    assert "mode: ordinary" in said("words:app")
+    assert modes.HAPROXY_ENV not in environ
+    assert environ[PROXY_CALLBACK_ENV]  # the door in Serve's proxy
+
+
+def test_without_serve_it_says_so(environ, monkeypatch, tmp_path):
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = CliRunner().invoke(app, ["run", "config.yaml"])
+    assert result.exit_code == 2
+    assert "no `serve` beside" in result.output
+    assert not environ
