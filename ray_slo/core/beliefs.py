@@ -26,6 +26,7 @@ _CLEARLY = 1.1  # a batch is clearly longer if it takes this multiple of the est
 _CLEARLY_FIRST = 0.5  # without earlier batches, clearly shorter ones take this share of it
 _CHANCE = 0.003  # of as many late batches in a row as raise the estimate
 _RECENT = 2  # the margin covers the latest rows of late batches: this many times their number
+_RENEWED = 8  # the estimate, which costs more than a batch, is computed once in so many
 _IN_A_ROW = 3  # batches that show that times have become shorter
 
 _MATERIAL = 0.02  # smaller changes of a profile are not reported to the policy
@@ -104,15 +105,15 @@ class OnlineProfile:
         self._octaves: dict[int, deque[_Sample]] = {}
         self._latest: deque[_Sample] = deque(maxlen=window)
         self._ratio: dict[int, tuple[float, float]] = {}  # of octaves without new samples
-        self._typical = prior
+        self._typical, self._spread = prior, 1.0  # the estimate's parts
         self._profile: LatencyProfile | None = prior
         self._surprises: deque[float] = deque(maxlen=window)  # durations, as shares of estimates
         self.samples = 0
         self.margin = 1.0
 
     def observe(self, batch_size: int, duration_s: float) -> None:
-        """Record that a batch of `batch_size` took `duration_s`. O(1), except for a batch larger
-        than all before."""
+        """Record that a batch of `batch_size` took `duration_s`. O(1), but O(max_batch_size) for
+        the first batches of an octave, and for every eighth one."""
         if not 1 <= batch_size <= self.prior.max_batch_size:
             raise ValueError(
                 f"batch_size must be 1 … {self.prior.max_batch_size}, got {batch_size}"
@@ -121,8 +122,8 @@ class OnlineProfile:
             raise ValueError(f"duration_s must be positive and finite, got {duration_s}")
         octave = (batch_size - 1).bit_length()
         if len(self._octaves.get(octave, ())) >= _FEW:  # before, the shape may be wrong
-            self._surprises.append(duration_s / self._typical.latency(batch_size) / self._spread())
-        if batch_size > self._shape.measured_to:
+            self._surprises.append(duration_s / self._typical.latency(batch_size) / self._spread)
+        if is_new := batch_size > self._shape.measured_to:
             self._extend(batch_size, duration_s)
         if self._is_stale(octave):
             old = self._octaves[octave]
@@ -130,15 +131,17 @@ class OnlineProfile:
             old.clear()
         self.samples += 1
         sample = _Sample(self.samples, batch_size, duration_s)
-        self._octaves.setdefault(octave, deque(maxlen=self._window)).append(sample)
+        known = self._octaves.setdefault(octave, deque(maxlen=self._window))
+        known.append(sample)
         self._latest.append(sample)
         self._ratio.pop(octave, None)
         self._seen_at[octave] = self.samples
         if change := self._change():
             self._begin_anew(change)
         self.margin = self._margin()
-        self._typical = self._estimate()
         self._profile = None
+        if is_new or change or len(known) <= _FEW or not self.samples % _RENEWED:
+            self._renew()
 
     @property
     def measured_to(self) -> int:
@@ -149,16 +152,16 @@ class OnlineProfile:
     def profile(self) -> LatencyProfile:
         """The current estimate (computed on demand after new samples)."""
         if self._profile is None:
-            self._profile = self._typical.scaled(self._spread() * self.margin)
+            self._renew()
+            self._profile = self._typical.scaled(self._spread * self.margin)
         return self._profile
 
-    def _spread(self) -> float:
-        """The quantile of the latest durations, as shares of their typical times."""
-        if not self._latest:
-            return 1.0
+    def _renew(self) -> None:
+        """Compute the typical times, and the quantile of the latest durations as shares of them."""
+        self._typical = self._estimate()
         shares = sorted(s.duration_s / self._typical.latency(s.size) for s in self._latest)
         q = min(self.quantile, len(shares) / (len(shares) + 1))
-        return shares[math.floor((len(shares) - 1) * q)]  # one that was measured
+        self._spread = shares[math.floor((len(shares) - 1) * q)]  # one that was measured
 
     def _late_in_a_row(self) -> int:
         """Number of batches that take longer than the estimate, one after the other, only by the
