@@ -49,7 +49,7 @@ from ray_slo.serve.messages import Heartbeat, Progress
 from ray_slo.serve.planner.links import FrontendLink
 from ray_slo.serve.planner.plugin import planner_class
 from ray_slo.serve.protos import DescribeReply, InferReply
-from ray_slo.serve.proxy.modes import mode
+from ray_slo.serve.proxy.door import mode_in_words
 from ray_slo.serve.ray_private.http_head import arrival_here
 from ray_slo.serve.ray_private.ingress import answer_with
 from ray_slo.serve.ray_private.peers import asked_all
@@ -373,7 +373,7 @@ class Frontend:
         """Return the status for `ray-slo status` and `ray-slo top`."""
         return {
             **self._intake.describe(),
-            "mode": mode(),
+            "mode": mode_in_words(),
             **together(await self._all_seen()),
             "num_frontends": self._spec.num_frontends,
             **await self._settings.status(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,13 +14,15 @@ from ray_slo.core.processes import come_forward
 from ray_slo.serve.errors import BadInput
 from ray_slo.serve.frontend.startup import Deployment, in_a_line
 from ray_slo.serve.memory import give_back, settle
-from ray_slo.serve.proxy.door import has_door_before
+from ray_slo.serve.proxy.door import has_door_before, mode_in_words
 from ray_slo.serve.ray_private.actors import bring_forward_proxy
 from ray_slo.serve.ray_private.context import answer_only, count_only, install
 from ray_slo.serve.ray_private.deploy import serve_details
 from ray_slo.serve.ray_private.replica_port import listen_on_node_only
 from ray_slo.serve.suspects import ended_itself
 from ray_slo.serve.watch.metrics import FrontendMetrics
+
+logger = logging.getLogger(__name__)
 
 _OF_CLIENTS = ("__call__", "Infer", "Describe")  # what Serve's counters count
 
@@ -104,5 +107,6 @@ class Surroundings:
         settle()
         context = serve.get_replica_context()
         answer_only(functools.partial(check_method, context.deployment))
+        logger.info("mode: %s", mode_in_words())
         names = context.app_name, context.deployment, context.replica_tag
         return Surroundings(*names, FrontendMetrics(), has_door_before=has_door_before())

@@ -24,7 +24,7 @@ from ray_slo.serve.deadlines import NO_PLACE, PROXY_CALLBACK, PROXY_CALLBACK_ENV
 from ray_slo.serve.errors import Expired, RefusedEarly
 from ray_slo.serve.frontend.http import too_large
 from ray_slo.serve.proxy.gate import NOTHING, Door, Gate, Known, NowKnown, Rank, Ticket
-from ray_slo.serve.proxy.modes import HAPROXY_ENV, has_haproxy_of_ours
+from ray_slo.serve.proxy.modes import HAPROXY_ENV, has_haproxy_of_ours, mode
 from ray_slo.serve.proxy.places import Place
 
 _WAIT_S = 5.0  # longest wait of a request with an unknown deadline
@@ -228,6 +228,13 @@ def has_door_before() -> bool:
     if os.environ.get(PROXY_CALLBACK_ENV) != PROXY_CALLBACK:  # its middleware checks the mark
         return False
     return os.environ.get(HAPROXY_ENV) != "1" or has_haproxy_of_ours()
+
+
+def mode_in_words() -> str:
+    """Return the mode of this process, and what is missing before its frontends."""
+    if has_door_before():
+        return mode()
+    return f"{mode()}, no admission control before the frontend (`ray-slo run` starts it)"
 
 
 _shared: ProxyDoor | None = None

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from ray_slo.serve.deadlines import PROXY_CALLBACK, PROXY_CALLBACK_ENV
 from ray_slo.serve.errors import BodyTooLarge, Expired
 from ray_slo.serve.protos import InferRequest
-from ray_slo.serve.proxy.door import ProxyDoor, has_door_before
+from ray_slo.serve.proxy.door import ProxyDoor, has_door_before, mode_in_words
 from ray_slo.serve.proxy.modes import BINARY_ENV, COMMAND
 from ray_slo.serve.proxy.places import Place
 from tests.serve import clock
@@ -191,3 +191,11 @@ def test_too_large_a_body_hears_which_option_says_so(sizes, is_json, most, optio
             await door.enter(M, time.monotonic(), num_bytes=most + 1, **known)
 
     clock.run(main())
+
+
+def test_a_missing_door_is_said_with_the_mode(monkeypatch):
+    monkeypatch.delenv(PROXY_CALLBACK_ENV, raising=False)
+    assert "no admission control before the frontend (`ray-slo run`" in mode_in_words()
+    monkeypatch.setenv(PROXY_CALLBACK_ENV, PROXY_CALLBACK)
+    monkeypatch.delenv(HA_PROXY, raising=False)
+    assert mode_in_words() == "ordinary (Serve's proxies)"
