@@ -25,6 +25,7 @@ from ray_slo.core.trees import Tree, tree_of_task
 _CLEARLY = 1.1  # a batch is clearly longer if it takes this multiple of the estimate
 _CLEARLY_FIRST = 0.5  # without earlier batches, clearly shorter ones take this share of it
 _CHANCE = 0.003  # of as many late batches in a row as raise the estimate
+_MOST_MARGIN = 4.0  # more than that is a stall or a change, and the next batch will show which
 _RECENT = 2  # the margin covers the latest rows of late batches: this many times their number
 _RENEWED = 8  # the estimate, which costs more than a batch, is computed once in so many
 _IN_A_ROW = 3  # batches that show that times have become shorter
@@ -107,7 +108,9 @@ class OnlineProfile:
         self._ratio: dict[int, tuple[float, float]] = {}  # of octaves without new samples
         self._typical, self._spread = prior, 1.0  # the estimate's parts
         self._profile: LatencyProfile | None = prior
-        self._surprises: deque[float] = deque(maxlen=window)  # durations, as shares of estimates
+        # Numbers of samples, and their durations as shares of the estimates then.
+        self._surprises: deque[tuple[int, float]] = deque(maxlen=window)
+        self._changed_at = -_FEW  # number of the sample that showed the last change
         self.samples = 0
         self.margin = 1.0
 
@@ -122,7 +125,8 @@ class OnlineProfile:
             raise ValueError(f"duration_s must be positive and finite, got {duration_s}")
         octave = (batch_size - 1).bit_length()
         if len(self._octaves.get(octave, ())) >= _FEW:  # before, the shape may be wrong
-            self._surprises.append(duration_s / self._typical.latency(batch_size) / self._spread)
+            share = duration_s / self._typical.latency(batch_size) / self._spread
+            self._surprises.append((self.samples + 1, share))
         if is_new := batch_size > self._shape.measured_to:
             self._extend(batch_size, duration_s)
         if self._is_stale(octave):
@@ -156,6 +160,11 @@ class OnlineProfile:
             self._profile = self._typical.scaled(self._spread * self.margin)
         return self._profile
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the latest batches took as long as was expected."""
+        return self.margin == 1.0 and self.samples - self._changed_at >= _FEW
+
     def _renew(self) -> None:
         """Compute the typical times, and the quantile of the latest durations as shares of them."""
         self._typical = self._estimate()
@@ -175,14 +184,14 @@ class OnlineProfile:
         if not self._surprises:
             return 1.0
         run = self._late_in_a_row()
-        last = list(self._surprises)[-_RECENT * run :]
+        last = [share for _, share in self._surprises][-_RECENT * run :]
         rows = [min(last[i : i + run]) for i in range(len(last) - run + 1)]
         late = max(rows, default=1.0)
-        return late if late > _CLEARLY else 1.0
+        return min(late, _MOST_MARGIN) if late > _CLEARLY else 1.0
 
     def _change(self) -> int:
         """How many of the latest batches show that times have changed; 0 if they do not."""
-        seen = list(self._surprises)
+        seen = [share for _, share in self._surprises]
         run = self._late_in_a_row() + 1 if seen else 0
         if len(latest := seen[-run:]) == run > 0 and min(latest) > _CLEARLY:
             return run
@@ -192,15 +201,17 @@ class OnlineProfile:
 
     def _begin_anew(self, count: int) -> None:
         """Forget or scale what was measured before the latest batches."""
-        latest = list(self._latest)[-count:]
+        first = self._surprises[-count][0]
+        latest = [sample for sample in self._latest if sample.number >= first]
         factor = median_low([s.duration_s / self._typical.latency(s.size) for s in latest])
         for octave, known in self._octaves.items():
-            new = [sample for sample in known if sample.number >= latest[0].number]
+            new = [sample for sample in known if sample.number >= first]
             kept = new or [s._replace(duration_s=factor * s.duration_s) for s in known]
             self._octaves[octave] = deque(kept, self._window)
         self._latest = deque(latest, self._window)
-        for _ in latest:
+        for _ in range(count):
             self._surprises.pop()
+        self._changed_at = self.samples
         self._ratio.clear()
 
     def _extend(self, batch_size: int, duration_s: float) -> None:
@@ -325,10 +336,11 @@ class Belief:
         return self.margin > before
 
     def is_sure(self, now: float) -> bool:
-        """Whether enough batches were measured, and one of them lately."""
+        """Whether enough batches were measured, one of them lately, and no change was noticed."""
         least_s, times = _OLD
         old_s = max(least_s, times * self.profile.latency(1))
-        return self._batches >= _FEW and now - self.measured_at <= old_s
+        is_fresh = self._batches >= _FEW and now - self.measured_at <= old_s
+        return is_fresh and self._online.is_settled
 
     def is_tried(self, now: float) -> bool:
         """Whether a batch is to run because the profile was doubted."""

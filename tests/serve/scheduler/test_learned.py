@@ -33,6 +33,22 @@ def test_a_doubted_profile_is_lower_and_learned_anew():
     assert belief.profile.latency(1) == pytest.approx(0.011)
 
 
+def test_a_belief_that_was_contradicted_is_not_sure_until_times_are_as_expected():
+    belief = Belief(LatencyProfile.linear(0.001, 0.01, 8))
+    usual = [(1, 0.011)]
+    belief.observe(usual * 40, now=1.0)
+    assert belief.is_sure(1.5)
+    belief.observe([(1, 5.0)] * 2, now=1.0)  # a stall
+    assert not belief.is_sure(1.5)
+    assert belief.profile.latency(1) == pytest.approx(4 * 0.011)
+    belief.observe([(1, 5.0)], now=1.0)  # no stall
+    assert not belief.is_sure(1.5)
+    assert belief.profile.latency(1) == pytest.approx(5.0)
+    belief.observe(usual * 8, now=1.0)
+    assert belief.is_sure(1.5)
+    assert belief.profile.latency(1) == pytest.approx(0.011)
+
+
 def beats(roster, learned, largest, now):
     """Workers of a kind say which batches they have memory for."""
     roster.clear()
