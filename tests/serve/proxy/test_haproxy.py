@@ -387,7 +387,7 @@ def test_over_grpc_its_own_errors_are_ours(tmp_path, dies, message):
         with running(tmp_path, Frontend(), grpc=True, grpc_server=port):
             config = (tmp_path / "haproxy.cfg.ray-slo-haproxy").read_text()
             [port] = re.findall(r"^ +bind 127.0.0.1:(\d+) proto h2$", config, re.MULTILINE)
-            until, said = time.monotonic() + 20, {"message": ""}
+            until, said = time.monotonic() + 90, {"message": ""}
             with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
                 # On a busy machine, HAProxy's checks may find the frontend down first.
                 while message not in said["message"] and time.monotonic() < until:
