@@ -4,7 +4,7 @@
 that runs corrects it. If a belief makes every deadline look impossible (after a cold start, or a
 disturbance that is over), no batch would run, and the belief would never change. So a request is
 *tried* instead of refused if a worker is idle and the belief is not sure: the profile is lowered
-until a batch of one fits (`Beliefs.doubt`). This is optimism in the face of uncertainty, without
+until a batch of one fits (`Beliefs.tries`). This is optimism in the face of uncertainty, without
 random numbers.
 """
 
@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from statistics import median_low
 from typing import NamedTuple
 
 import numpy as np
 
+from ray_slo.core.decisions import Drop, DropReason
 from ray_slo.core.profiles import LatencyProfile, slope_beyond, slope_hoped
-from ray_slo.core.requests import Request
 from ray_slo.core.trees import Tree, tree_of_task
 
 _CLEARLY = 1.1  # a batch is clearly longer if it takes this multiple of the estimate
@@ -320,27 +320,27 @@ class Belief:
         """Factor of the profile because the latest batches took longer than predicted."""
         return self._online.margin
 
-    def observe(self, measured: Iterable[tuple[int, float]], now: float) -> bool:
-        """Take the sizes and seconds of batches that ran. Batches larger than the profile are
-        ignored.
+    @property
+    def is_settled(self) -> bool:
+        """Whether the latest batches took as long as was expected. If not, the policy has to know
+        at once."""
+        return self._online.is_settled
 
-        Returns:
-            Whether the policy has to know at once.
-        """
-        before = self.margin
+    def observe(self, measured: Iterable[tuple[int, float]], now: float) -> None:
+        """Take the sizes and seconds of batches that ran. Batches larger than the profile are
+        ignored."""
         for size, seconds in measured:
             if size <= self.limit:
                 self._online.observe(size, seconds)
                 self._batches += 1
                 self.measured_at = now
-        return self.margin > before
 
     def is_sure(self, now: float) -> bool:
         """Whether enough batches were measured, one of them lately, and no change was noticed."""
         least_s, times = _OLD
         old_s = max(least_s, times * self.profile.latency(1))
         is_fresh = self._batches >= _FEW and now - self.measured_at <= old_s
-        return is_fresh and self._online.is_settled
+        return is_fresh and self.is_settled
 
     def is_tried(self, now: float) -> bool:
         """Whether a batch is to run because the profile was doubted."""
@@ -386,14 +386,17 @@ class Beliefs(dict[tuple[str, str], Belief]):
         self._ran_at: dict[str, float] = {}  # time of the last batch, by model
 
     def ran(
-        self, variant: str, kind: str, measured: Iterable[tuple[int, float]], now: float
+        self, variant: str, kind: str, measured: Sequence[tuple[int, float]], now: float
     ) -> bool:
         """Take the sizes and seconds of a variant's batches. Return whether the policy has to know
         at once."""
         if variant in self._models:
             self._ran_at[self._models[variant]] = now
         belief = self.get((variant, kind))
-        return belief is not None and belief.observe(measured, now)
+        if belief is None or not measured:
+            return False
+        belief.observe(measured, now)
+        return not belief.is_settled
 
     def forget_unused(self) -> bool:
         """Return to the first profiles of variants that the policy avoids. Such a variant may have
@@ -410,18 +413,21 @@ class Beliefs(dict[tuple[str, str], Belief]):
                 found = True
         return found
 
-    def doubt(self, refused: Request, now: float, is_idle: Callable[[str], bool]) -> bool:
-        """Lower profiles that are not sure, so that a request is tried that has at least half of
-        its SLO left.
+    def tries(self, drop: Drop, now: float, idle: Callable[[], Iterable[Collection[str]]]) -> bool:
+        """Lower profiles that are not sure, so that refused requests are tried, if the first one
+        has at least half of its SLO left.
 
         In a pipeline, these may be profiles of any task from the refused one on.
 
         Args:
-            is_idle: whether a worker of a model has nothing to do.
+            idle: function that returns the loaded variants of each worker with nothing to do.
 
         Returns:
-            Whether a profile was lowered. Then the request is to arrive again.
+            Whether a profile was lowered. Then the requests are to arrive again.
         """
+        refused = drop.requests[0]
+        if drop.reason not in (DropReason.WOULD_MISS, DropReason.SHED):
+            return False
         tree = self._tree_of[refused.task]
         models = _from(tree, refused.task)
         left_s = refused.deadline - now
@@ -438,7 +444,11 @@ class Beliefs(dict[tuple[str, str], Belief]):
             beliefs = [self[variant, kind] for _, variant in of_kind.values()]
             if all(b.is_sure(now) for b in beliefs) or any(b.is_tried(now) for b in beliefs):
                 continue
-            if not (lowered or is_idle(refused.model)):
+            if not lowered and not any(
+                self._models.get(variant) == refused.model
+                for loaded in idle()
+                for variant in loaded
+            ):
                 return False
             lowered = True
             for belief in beliefs:

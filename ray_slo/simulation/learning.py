@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ray_slo.core.beliefs import Belief, Beliefs
 from ray_slo.core.cluster import Cluster, Variant
-from ray_slo.core.decisions import Decision, Dispatch, Drop, DropReason
+from ray_slo.core.decisions import Decision, Dispatch, Drop
 from ray_slo.core.policy import Policy, PolicyWrapper
 from ray_slo.core.requests import BatchOutcome, BatchStatus, WorkerId
 from ray_slo.core.trees import DEFAULT_CLASS, Tree
@@ -83,15 +83,9 @@ class Learner(PolicyWrapper):
         return decision
 
     def _tries(self, now: float, drop: Drop) -> bool:
-        if drop.reason not in (DropReason.WOULD_MISS, DropReason.SHED):
-            return False
-        return self._beliefs.doubt(drop.requests[0], now, self._is_idle)
-
-    def _is_idle(self, model: str) -> bool:
-        return any(
-            any(self._model_of[variant] == model for variant in worker.loaded)
-            for name, worker in self._cluster.workers.items()
-            if not self._flights[name]
+        workers = self._cluster.workers.values()
+        return self._beliefs.tries(
+            drop, now, lambda: (w.loaded for w in workers if not self._flights[w.id])
         )
 
     def _tell(self, now: float) -> None:

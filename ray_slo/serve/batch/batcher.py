@@ -44,7 +44,6 @@ from ray_slo.core import (
     Variant,
 )
 from ray_slo.core.beliefs import TRIED_FROM, Belief
-from ray_slo.core.processes import come_forward
 from ray_slo.models.checkpoint import warn_of_checkpoints
 from ray_slo.policies.registry import make_policy
 from ray_slo.serve import user_code
@@ -52,7 +51,7 @@ from ray_slo.serve.batch.metrics import BatchMetrics
 from ray_slo.serve.deadlines import deadline_for, without_request
 from ray_slo.serve.errors import Expired, SLOError, error_of, predicted
 from ray_slo.serve.ray_private import context
-from ray_slo.serve.ray_private.actors import bring_forward_proxy
+from ray_slo.serve.ray_private.actors import bring_forward
 from ray_slo.serve.results import as_it_is, taken
 from ray_slo.serve.scheduler.host import PolicyHost
 from ray_slo.serve.watch import tracing
@@ -182,9 +181,7 @@ class Batcher:
             settle_turns=3,
             context=without_request(),
         )
-        if context.max_ongoing_requests() is not None:  # in a replica
-            come_forward()
-            bring_forward_proxy()
+        bring_forward()
         self._warn_if_serve_holds_requests_back()
         warn_of_checkpoints(_STOPS_NOTHING)
 
@@ -255,7 +252,7 @@ class Batcher:
         """Give the policy a changed profile if the change matters, but not too often."""
         now = time.monotonic()
         early = self.belief.samples <= 32
-        due = early or now - self._announced_at >= _ANNOUNCE_PERIOD_S
+        due = early or not self.belief.is_settled or now - self._announced_at >= _ANNOUNCE_PERIOD_S
         if force or (due and self.belief.is_news()):
             self._announced_at = now
             self._host.set_cluster(self._cluster())

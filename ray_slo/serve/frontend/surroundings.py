@@ -10,12 +10,11 @@ from typing import Any, Protocol
 
 from ray import serve
 
-from ray_slo.core.processes import come_forward
 from ray_slo.serve.errors import BadInput
 from ray_slo.serve.frontend.startup import Deployment, in_a_line
 from ray_slo.serve.memory import give_back, settle
 from ray_slo.serve.proxy.door import has_door_before, mode_in_words
-from ray_slo.serve.ray_private.actors import bring_forward_proxy
+from ray_slo.serve.ray_private.actors import bring_forward
 from ray_slo.serve.ray_private.context import answer_only, count_only, install
 from ray_slo.serve.ray_private.deploy import serve_details
 from ray_slo.serve.ray_private.replica_port import listen_on_node_only
@@ -99,8 +98,7 @@ class Surroundings:
     def of_replica() -> Surroundings:
         """Return the environment of this process, which is a Serve replica."""
         listen_on_node_only()
-        come_forward()
-        bring_forward_proxy()
+        bring_forward()
         install()  # it refuses WebSockets
         count_only(_OF_CLIENTS)
         give_back()

@@ -92,10 +92,11 @@ def find_actor(name: str) -> Any:
     return ray.get_actor(name, namespace=NAMESPACE)
 
 
-def bring_forward_proxy() -> None:
-    """Let Serve's proxy on this node have CPU time as this application has it. Without this, its
-    requests wait there (`come_forward`)."""
+def bring_forward() -> None:
+    """Let this process, and Serve's proxy on this node, have CPU time before no other and after no
+    other program (`come_forward`). Nothing happens without Ray, as in tests."""
     if node := this_node():
+        come_forward()
         with contextlib.suppress(ValueError):  # a node without a proxy
             proxy = ray.get_actor(f"SERVE_PROXY_ACTOR-{node}", namespace="serve")
             proxy.__ray_call__.remote(_come_forward)

@@ -10,7 +10,6 @@ import time
 import uuid
 from typing import Any
 
-from ray_slo.core.processes import come_forward
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.direct import Listener
 from ray_slo.serve.memory import vitals
@@ -18,6 +17,7 @@ from ray_slo.serve.messages import BatchReport, Capacity, Event, Heartbeat, Lead
 from ray_slo.serve.ray_private.actors import (
     AppActor,
     OtherProcess,
+    bring_forward,
     get_or_create,
     this_node,
     usable_nodes,
@@ -86,8 +86,7 @@ class SchedulerActor(AppActor):
 
     def __init__(self, spec: AppSpec, app_key: str, number: int = 0) -> None:
         super().__init__(spec, app_key, _TICK_S)
-        if this_node():  # tests run it in their own process
-            come_forward()
+        bring_forward()
         self._scheduler: Scheduler | None = None
         self._lease = Lease(number)
         self._changed = asyncio.Event()  # set when the actor begins to lead

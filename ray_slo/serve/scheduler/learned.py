@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ray_slo.core import (
@@ -11,7 +12,6 @@ from ray_slo.core import (
     Cluster,
     DispatchDelay,
     Drop,
-    DropReason,
     LatencyProfile,
     Model,
     Variant,
@@ -19,10 +19,14 @@ from ray_slo.core import (
 )
 from ray_slo.core.beliefs import Belief, Beliefs
 from ray_slo.core.quantile import FEW_SAMPLES, Quantile, QuantileLine
+from ray_slo.core.seldom import Seldom
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.messages import BatchReport, Capacity
 from ray_slo.serve.scheduler.flights import Flight
 from ray_slo.serve.scheduler.roster import Roster
+
+logger = logging.getLogger(__name__)
+logger.addFilter(Seldom(10))
 
 _DELAY_QUANTILE = 0.95  # predictions use this quantile of dispatch delays (Symphony, Appendix D)
 _LARGE = 32  # batch size at which changes of the delay are checked
@@ -161,24 +165,23 @@ class Learned:
 
     def tries(self, drop: Drop, flights: Iterable[Flight], now: float) -> bool:
         """Return whether requests are to arrive again, because their profile may be wrong, and a
-        worker is idle. The profile is then lower. See `Beliefs.doubt`.
+        worker is idle. The profile is then lower. See `Beliefs.tries`.
 
         Args:
             flights: all batches in flight.
         """
-        if drop.reason not in (DropReason.WOULD_MISS, DropReason.SHED):
-            return False
 
-        def is_idle(model: str) -> bool:
+        def idle() -> Iterator[frozenset[str]]:
             busy = {flight.worker for flight in flights}
-            return any(
-                any(self._variants[variant].model == model for variant in worker.variants)
-                for name, worker in self._workers.items()
-                if name not in busy
-            )
+            return (w.variants for name, w in self._workers.items() if name not in busy)
 
-        if not self.beliefs.doubt(drop.requests[0], now, is_idle):
+        if not self.beliefs.tries(drop, now, idle):
             return False
+        logger.warning(
+            "%s looked too slow for its SLO (%s): an idle worker tries it",
+            drop.requests[0].model,
+            drop.reason.value,
+        )
         self._overhead.forget()
         return True
 

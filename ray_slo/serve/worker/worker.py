@@ -14,7 +14,6 @@ from ray import serve
 
 from ray_slo.core import LatencyProfile
 from ray_slo.core.cluster import Assigned
-from ray_slo.core.processes import come_forward
 from ray_slo.models.checkpoint import warn_of_checkpoints
 from ray_slo.serve.config.spec import AppSpec, worker_deployment
 from ray_slo.serve.direct import Listener
@@ -22,7 +21,7 @@ from ray_slo.serve.memory import keep_blocks, vitals
 from ray_slo.serve.messages import Heartbeat, Piece, PieceResult, WorkerMemory
 from ray_slo.serve.payloads import Results, Unreadable
 from ray_slo.serve.planner.links import Follower
-from ray_slo.serve.ray_private.actors import this_node
+from ray_slo.serve.ray_private.actors import bring_forward, this_node
 from ray_slo.serve.ray_private.context import count_only
 from ray_slo.serve.ray_private.replica_port import listen_on_node_only
 from ray_slo.serve.suspects import note_own_end
@@ -52,12 +51,12 @@ class Worker:
         self, spec: AppSpec, kind: str, frontend: str
     ) -> None:
         listen_on_node_only()
+        bring_forward()
         context = serve.get_replica_context()
         self.id: str = context.replica_tag
         self._listener = Listener(self._asked)
         # Tests run workers in their own process, where `os._exit` must stay as it is.
         if in_ray := ray.is_initialized():
-            come_forward()
             keep_blocks()  # for the copies of items
             count_only(("execute",))
             note_own_end(self.id)
