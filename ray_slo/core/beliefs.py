@@ -23,7 +23,8 @@ from ray_slo.core.profiles import LatencyProfile, slope_beyond, slope_hoped
 from ray_slo.core.trees import Tree, tree_of_task
 
 _CLEARLY = 1.1  # a batch is clearly longer if it takes this multiple of the estimate
-_CLEARLY_FIRST = 0.5  # without earlier batches, clearly shorter ones take this share of it
+_RANGE = 8  # earlier batches that show the range of times. With fewer of them, clearly shorter ones
+_CLEARLY_FIRST = 0.5  # take less than this share of the estimate
 _CHANCE = 0.003  # of as many late batches in a row as raise the estimate
 _MOST_MARGIN = 4.0  # more than that is a stall or a change, and the next batch will show which
 _RECENT = 2  # the margin covers the latest rows of late batches: this many times their number
@@ -47,6 +48,11 @@ class _Sample(NamedTuple):
     number: int
     size: int
     duration_s: float
+
+
+def _octave(size: int) -> int:
+    """1, 2, 3–4, 5–8, …"""
+    return (size - 1).bit_length()
 
 
 class OnlineProfile:
@@ -123,10 +129,10 @@ class OnlineProfile:
             )
         if not (math.isfinite(duration_s) and duration_s > 0):
             raise ValueError(f"duration_s must be positive and finite, got {duration_s}")
-        octave = (batch_size - 1).bit_length()
-        if len(self._octaves.get(octave, ())) >= _FEW:  # before, the shape may be wrong
-            share = duration_s / self._typical.latency(batch_size) / self._spread
-            self._surprises.append((self.samples + 1, share))
+        octave = _octave(batch_size)
+        if self._knows(batch_size):
+            surprise = self._surprise(batch_size, duration_s)
+            self._surprises.append((self.samples + 1, surprise))
         if is_new := batch_size > self._shape.measured_to:
             self._extend(batch_size, duration_s)
         if self._is_stale(octave):
@@ -142,10 +148,12 @@ class OnlineProfile:
         self._seen_at[octave] = self.samples
         if change := self._change():
             self._begin_anew(change)
-        self.margin = self._margin()
         self._profile = None
         if is_new or change or len(known) <= _FEW or not self.samples % _RENEWED:
             self._renew()
+        elif self._margin() > 1:
+            self._renew()  # the estimate may account for late batches already
+        self.margin = self._margin()
 
     @property
     def measured_to(self) -> int:
@@ -172,19 +180,26 @@ class OnlineProfile:
         q = min(self.quantile, len(shares) / (len(shares) + 1))
         self._spread = shares[math.floor((len(shares) - 1) * q)]  # one that was measured
 
+    def _knows(self, size: int) -> bool:
+        """Whether batches like this were measured. Before, the shape may be wrong."""
+        return len(self._octaves.get(_octave(size), ())) >= _FEW
+
+    def _surprise(self, size: int, duration_s: float) -> float:
+        """A duration as a share of the estimate without the margin."""
+        return duration_s / (self._typical.latency(size) * self._spread)
+
     def _late_in_a_row(self) -> int:
         """Number of batches that take longer than the estimate, one after the other, only by the
         rarest chance."""
-        count = len(self._surprises)
+        count = len(self._latest)
         share = 1 - min(self.quantile, count / (count + 1))
         return max(math.ceil(math.log(_CHANCE) / math.log(share)), 2)
 
     def _margin(self) -> float:
         """The factor that covers the latest batches in a row."""
-        if not self._surprises:
-            return 1.0
         run = self._late_in_a_row()
-        last = [share for _, share in self._surprises][-_RECENT * run :]
+        last = [self._surprise(s.size, s.duration_s) for s in self._latest if self._knows(s.size)]
+        last = last[-_RECENT * run :]
         rows = [min(last[i : i + run]) for i in range(len(last) - run + 1)]
         late = max(rows, default=1.0)
         return min(late, _MOST_MARGIN) if late > _CLEARLY else 1.0
@@ -196,7 +211,7 @@ class OnlineProfile:
         if len(latest := seen[-run:]) == run > 0 and min(latest) > _CLEARLY:
             return run
         earlier, latest = seen[:-_IN_A_ROW], seen[-_IN_A_ROW:]
-        least = min(earlier, default=_CLEARLY_FIRST)
+        least = min(earlier) if len(earlier) >= _RANGE else _CLEARLY_FIRST
         return _IN_A_ROW * (len(latest) == _IN_A_ROW and max(latest) * _CLEARLY < least)
 
     def _begin_anew(self, count: int) -> None:

@@ -362,6 +362,26 @@ class TestOnline:
             online.observe(4, self.prior(4))
         assert online.margin == 1.0
 
+    @given(st.lists(st.floats(0.001, 10.0), min_size=1, max_size=80), st.floats(0.5, 0.99))
+    def test_an_estimate_is_never_longer_than_all_batches(self, durations, quantile):
+        online = OnlineProfile(self.prior, quantile=quantile)
+        for i, duration in enumerate(durations, 1):
+            online.observe(4, duration)
+            assert min(durations[:i]) <= online.profile(4) * (1 + 1e-9)
+            assert online.profile(4) <= max(durations[:i]) * (1 + 1e-9)
+
+    @pytest.mark.parametrize("stalled", range(1, 6))
+    @pytest.mark.parametrize("sigma", [0.0, 0.2])
+    def test_a_stall_is_forgotten(self, stalled, sigma):
+        rng, settled = np.random.default_rng(0), 0
+        online = OnlineProfile(self.prior)
+        for i in range(200):
+            factor = 12 if 60 <= i < 60 + stalled else rng.lognormal(0, sigma)
+            online.observe(4, factor * self.prior(4))
+            settled += i >= 70 and online.is_settled
+        assert settled > 120
+        assert online.profile(4) == pytest.approx(np.exp(1.645 * sigma) * self.prior(4), rel=0.25)
+
     def test_chance_is_no_change(self):
         rng, worst = np.random.default_rng(0), 0.0
         online = OnlineProfile(self.prior)
