@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression
 
@@ -362,6 +362,7 @@ class TestOnline:
             online.observe(4, self.prior(4))
         assert online.margin == 1.0
 
+    @example([1.0] * 19 + [4.0] * 2, 0.95)  # both in the quantile and in a row
     @given(st.lists(st.floats(0.001, 10.0), min_size=1, max_size=80), st.floats(0.5, 0.99))
     def test_an_estimate_is_never_longer_than_all_batches(self, durations, quantile):
         online = OnlineProfile(self.prior, quantile=quantile)
@@ -370,13 +371,14 @@ class TestOnline:
             assert min(durations[:i]) <= online.profile(4) * (1 + 1e-9)
             assert online.profile(4) <= max(durations[:i]) * (1 + 1e-9)
 
+    @pytest.mark.parametrize("since", [3, 60])
     @pytest.mark.parametrize("stalled", range(1, 6))
     @pytest.mark.parametrize("sigma", [0.0, 0.2])
-    def test_a_stall_is_forgotten(self, stalled, sigma):
+    def test_a_stall_is_forgotten(self, since, stalled, sigma):
         rng, settled = np.random.default_rng(0), 0
         online = OnlineProfile(self.prior)
         for i in range(200):
-            factor = 12 if 60 <= i < 60 + stalled else rng.lognormal(0, sigma)
+            factor = 12 if since <= i < since + stalled else rng.lognormal(0, sigma)
             online.observe(4, factor * self.prior(4))
             settled += i >= 70 and online.is_settled
         assert settled > 120
