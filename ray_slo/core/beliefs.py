@@ -14,7 +14,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from statistics import median_low
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -88,6 +88,7 @@ class OnlineProfile:
     Attributes:
         samples: number of measured batches.
         margin: factor of the estimate because of the latest batches.
+        spread: the quantile of the latest durations of any size, as a multiple of typical times.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class OnlineProfile:
         self._octaves: dict[int, deque[_Sample]] = {}
         self._latest: deque[_Sample] = deque(maxlen=window)
         self._ratio: dict[int, tuple[float, float]] = {}  # of octaves without new samples
-        self._typical, self._spread = prior, 1.0  # the estimate's parts
+        self._typical, self.spread = prior, 1.0  # the estimate's parts
         self._profile: LatencyProfile | None = prior
         # Numbers of samples, and their durations as shares of the estimates then.
         self._surprises: deque[tuple[int, float]] = deque(maxlen=window)
@@ -165,7 +166,7 @@ class OnlineProfile:
         """The current estimate (computed on demand after new samples)."""
         if self._profile is None:
             self._renew()
-            self._profile = self._typical.scaled(self._spread * self.margin)
+            self._profile = self._typical.scaled(self.spread * self.margin)
         return self._profile
 
     @property
@@ -173,12 +174,27 @@ class OnlineProfile:
         """Whether the latest batches took as long as was expected."""
         return self.margin == 1.0 and self.samples - self._changed_at >= _FEW
 
+    def known(self) -> dict[int, tuple[int, float]]:
+        """Number of the batches that count, and the quantile of their durations as a multiple of
+        the typical ones, by the largest of their sizes: one entry per octave."""
+        if self._profile is None:
+            self._renew()
+        found = {}
+        for octave, samples in sorted(self._octaves.items()):
+            if samples and not self._is_stale(octave):
+                ratios = [s.duration_s / self._typical.latency(s.size) for s in samples]
+                found[max(s.size for s in samples)] = len(samples), self._of(ratios)
+        return found
+
+    def _of(self, values: Collection[float]) -> float:
+        """The quantile of measured values. It is one of them."""
+        q = min(self.quantile, len(values) / (len(values) + 1))
+        return sorted(values)[math.floor((len(values) - 1) * q)]
+
     def _renew(self) -> None:
         """Compute the typical times, and the quantile of the latest durations as shares of them."""
         self._typical = self._estimate()
-        shares = sorted(s.duration_s / self._typical.latency(s.size) for s in self._latest)
-        q = min(self.quantile, len(shares) / (len(shares) + 1))
-        self._spread = shares[math.floor((len(shares) - 1) * q)]  # one that was measured
+        self.spread = self._of([s.duration_s / self._typical.latency(s.size) for s in self._latest])
 
     def _knows(self, size: int) -> bool:
         """Whether batches like this were measured. Before, the shape may be wrong."""
@@ -186,7 +202,7 @@ class OnlineProfile:
 
     def _surprise(self, size: int, duration_s: float) -> float:
         """A duration as a share of the estimate without the margin."""
-        return duration_s / (self._typical.latency(size) * self._spread)
+        return duration_s / (self._typical.latency(size) * self.spread)
 
     def _late_in_a_row(self) -> int:
         """Number of batches that take longer than the estimate, one after the other, only by the
@@ -304,6 +320,7 @@ class Belief:
         self._online = OnlineProfile(prior, quantile=quantile)
         self._told: LatencyProfile | None = None
         self._batches = 0  # measured ever, also before the profile was doubted
+        self._octaves_at: dict[int, float] = {}  # times of the last measurements, seconds
         self._doubted_at = -math.inf
         self.measured_at = -math.inf
         self.largest: int | None = None
@@ -348,7 +365,7 @@ class Belief:
             if size <= self.limit:
                 self._online.observe(size, seconds)
                 self._batches += 1
-                self.measured_at = now
+                self.measured_at = self._octaves_at[_octave(size)] = now
 
     def is_sure(self, now: float) -> bool:
         """Whether enough batches were measured, one of them lately, and no change was noticed."""
@@ -356,6 +373,33 @@ class Belief:
         old_s = max(least_s, times * self.profile.latency(1))
         is_fresh = self._batches >= _FEW and now - self.measured_at <= old_s
         return is_fresh and self.is_settled
+
+    def status(self, now: float) -> dict[str, Any]:
+        """For `ray-slo status`. `sizes` has an entry per octave of batch sizes that was measured:
+        its largest size, the estimate, the number of batches that count, how their durations
+        scatter (quantile, as a multiple of typical times), and the age of the last one."""
+        profile = self.profile
+        return {
+            "latency_1_ms": 1e3 * profile.latency(1),
+            "latency_max_ms": 1e3 * profile.latency(profile.max_batch_size),
+            "max_batch_size": profile.max_batch_size,
+            "measured_to": profile.measured_to,
+            "samples": self.samples,
+            "margin": self.margin,
+            "spread": self._online.spread,
+            "age_s": now - self.measured_at if self._octaves_at else None,
+            "sizes": [
+                {
+                    "batch_size": size,
+                    "latency_ms": 1e3 * self._online.profile.latency(size),
+                    "batches": count,
+                    "spread": spread,
+                    "age_s": now - self._octaves_at[_octave(size)],
+                }
+                for size, (count, spread) in self._online.known().items()
+            ],
+            **profile.to_json(),
+        }
 
     def is_tried(self, now: float) -> bool:
         """Whether a batch is to run because the profile was doubted."""

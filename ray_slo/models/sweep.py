@@ -25,6 +25,8 @@ from collections.abc import Generator, Iterable
 from ray_slo.core.profiles import LatencyProfile
 
 _COSTLY = 0.25  # a call that takes a larger share of the budget is not repeated as a warm-up
+_STEADY = 3  # rounds that show that times are steady
+_ALIKE = 1.2  # largest multiple of the shortest time among them, for each size
 
 
 class Sweep:
@@ -41,6 +43,8 @@ class Sweep:
     Attributes:
         size: the next size to time. None at the end.
         samples: durations in seconds, by batch size.
+        spread: the longest of the last three times of a size, as a multiple of the shortest. The
+            largest of all sizes; infinite before three rounds.
         is_cut: whether larger sizes than those in `samples` ran out of memory.
 
     Raises:
@@ -94,6 +98,33 @@ class Sweep:
     @property
     def samples(self) -> dict[int, list[float]]:
         return {size: self._rounds.get(size) or [s] for size, s in sorted(self._best.items())}
+
+    @property
+    def spread(self) -> float:
+        last = [self._rounds.get(size, [])[-_STEADY:] for size in self._best]
+        if min(map(len, last), default=0) < _STEADY:
+            return math.inf
+        return max(max(times) / max(min(times), 1e-9) for times in last)
+
+    @property
+    def steady(self) -> dict[int, list[float]] | None:
+        """The durations of the last three rounds, if they differ little. Other programs, such as
+        Ray's own start, may have disturbed earlier ones."""
+        if self.spread > _ALIKE:
+            return None
+        return {size: times[-_STEADY:] for size, times in self.samples.items()}
+
+    @property
+    def outcome(self) -> str:
+        """Whether times were steady, for people."""
+        if self.steady:
+            return "times are steady"
+        if math.isinf(self.spread):
+            return "there was no time for three rounds"
+        return (
+            f"times are not steady, the longest is {self.spread:.3g} times the shortest; other "
+            f"programs may have taken CPU time"
+        )
 
     def _run(self) -> Generator[int, float, None]:
         yield from self._measure(self._sizes[0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,6 +73,37 @@ def test_while_others_wait_no_call_is_long_but_of_one_item():
     sweep = Sweep(doubling_sizes(32), budget_s=10, call_s=0.05, repeats=1)
     calls = run(sweep, lambda size: 0.002 * size)
     assert max(calls) == 16
+
+
+def test_times_are_steady_when_the_last_three_rounds_differ_little():
+    """Ray's own start makes the first 0.4 s twice as slow."""
+    spent_s = 0.0
+
+    def seconds(size):
+        nonlocal spent_s
+        took_s = 0.01 * size * (2.0 if spent_s < 0.4 else 1.0)
+        spent_s += took_s
+        return took_s
+
+    sweep = Sweep((1, 2, 4), budget_s=3)
+    before = []
+    while sweep.steady is None:
+        before.append(sweep.spread)
+        sweep.took(seconds(sweep.size))
+    assert min(before) == pytest.approx(2.0)
+    assert sweep.steady == {size: pytest.approx([0.01 * size] * 3) for size in (1, 2, 4)}
+    assert sweep.outcome == "times are steady"
+    assert max(sweep.samples[4]) == pytest.approx(0.08)  # disturbed ones are among all
+    assert spent_s < 1.0
+
+
+def test_times_that_differ_are_not_steady():
+    times = itertools.cycle([0.01, 0.013])
+    sweep = Sweep((1,), budget_s=1)
+    run(sweep, lambda size: next(times))
+    assert sweep.steady is None and sweep.spread == pytest.approx(1.3)
+    assert "not steady, the longest is 1.3 times the shortest" in sweep.outcome
+    assert "no time" in Sweep((1,), budget_s=1).outcome
 
 
 @given(

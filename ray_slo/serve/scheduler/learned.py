@@ -185,7 +185,7 @@ class Learned:
         self._overhead.forget()
         return True
 
-    def status(self) -> dict[str, Any]:
+    def status(self, now: float) -> dict[str, Any]:
         """For `ray-slo status`."""
         delay = self.dispatch_delay
         return {
@@ -195,15 +195,7 @@ class Learned:
             "prediction_error_ms": 1e3 * self._error.value(default=0.0),
             "prediction_error_p95_ms": 1e3 * self._error_most.value(default=0.0),
             "profiles": {
-                f"{variant}@{kind}": {
-                    "latency_1_ms": 1e3 * belief.profile.latency(1),
-                    "latency_max_ms": 1e3 * belief.profile.latency(belief.profile.max_batch_size),
-                    "max_batch_size": belief.profile.max_batch_size,
-                    "measured_to": belief.profile.measured_to,
-                    "samples": belief.samples,
-                    "margin": belief.margin,
-                    **belief.profile.to_json(),
-                }
+                f"{variant}@{kind}": belief.status(now)
                 for (variant, kind), belief in self.beliefs.items()
             },
         }

@@ -237,7 +237,7 @@ class Scheduler:
             "decision_log": self._log and self._log.status(),
             "workers": self._workers.status(now, running),
             **self._solver.status(self._host, now),
-            **self._learned.status(),
+            **self._learned.status(now),
         }
 
     # -- inside ----------------------------------------------------------------------------

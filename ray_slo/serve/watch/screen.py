@@ -486,9 +486,13 @@ def _profiles(state: State) -> Section:
             _number(p["latency_1_ms"], 2),
             _number(p["latency_max_ms"], 2),
             *((str(p[name]), p[name]) for name in ("max_batch_size", "measured_to", "samples")),
+            _number(p.get("spread"), 2),
+            _number(p.get("age_s"), 0),
             of=[owners[name] for name in [variant.rpartition("@")[0]] if name in owners],
         )
         for variant, p in state.get("profiles", {}).items()
     ]
     columns = ("variant @ hardware", "#ℓ(1) ms", "#ℓ(max) ms", "#max batch", "#measured to")
-    return Section("profiles", "Latency profiles", (*columns, "#batches seen"), rows)
+    return Section(
+        "profiles", "Latency profiles", (*columns, "#batches seen", "#scatter ×", "#age s"), rows
+    )

@@ -35,7 +35,6 @@ from ray_slo.serve.worker.profiles import Profiles
 
 logger = logging.getLogger(__name__)
 
-_ROUNDS = 20  # rounds of measurements of a variant, if there is time for them
 _BETWEEN = 0.1  # share of the shortest SLO for which a measurement may delay the models in service
 
 
@@ -358,7 +357,7 @@ class Models:
             ):
                 sweep = await self._measure(loaded, limit, slo_s)
                 loaded.has_worked = True
-                measured = sweep.samples
+                measured = sweep.steady or sweep.samples
                 if sweep.is_cut:
                     limit = max(measured)
                 loaded.least_s = min(min(times) for times in measured.values())
@@ -376,7 +375,7 @@ class Models:
     async def _measure(self, loaded: Loaded, limit: int, slo_s: float) -> Sweep:
         """Measure a variant, and return the sweep. While models are in service, each call runs
         between their batches. A call with several items may use only a small share of their SLOs. A
-        size that does not fit in memory ends the sweep.
+        size that does not fit in memory ends the sweep, and so do steady times.
 
         Raises:
             MemoryError: not even the smallest batch fits in memory.
@@ -392,9 +391,8 @@ class Models:
             budget_s=self._spec.profile_seconds,
             bound_s=slo_s,
             call_s=call_s,
-            repeats=_ROUNDS,
         )
-        while (size := sweep.size) is not None:
+        while (size := sweep.size) is not None and sweep.steady is None:
             # A new example for each call, because the method may change it. If there are several
             # items, `run` copies it for each.
             items = [self.instances.example(loaded.ref, size)] * (1 if loaded.has_sizes else size)
@@ -409,6 +407,7 @@ class Models:
             else:
                 logger.warning("%s: no memory for a batch of %d: %s", loaded.key, size, error)
                 let_go(error)
+        logger.info("%s was measured: %s", loaded.key, sweep.outcome)
         # A method that returns one result for any batch is to be noticed now, not under load.
         if limit > 1 and not sweep.is_cut and (loaded.has_sizes or max(sweep.samples) == 1):
             items = [self.instances.example(loaded.ref, 1)] * 2

@@ -22,6 +22,24 @@ def test_a_policy_hears_of_what_matters():
     assert (belief.is_news(), belief.samples, belief.measured_at) == (True, 3, 2.0)
 
 
+def test_the_status_says_by_size_how_sure_a_belief_is():
+    belief = Belief(LatencyProfile.linear(0.001, 0.01, 8))
+    assert (belief.status(5.0)["age_s"], belief.status(5.0)["sizes"]) == (None, [])
+    for i in range(10):
+        belief.observe([(1, 0.011), (3, 0.013 if i % 2 else 0.026)], now=float(i))
+    belief.observe([(4, 0.014)], now=12.0)
+    shown = belief.status(20.0)
+    assert (shown["samples"], shown["age_s"]) == (21, 8.0)
+    assert [(s["batch_size"], s["batches"], s["age_s"]) for s in shown["sizes"]] == [
+        (1, 10, 11.0),
+        (4, 11, 8.0),
+    ]
+    one, four = shown["sizes"]
+    assert one["spread"] == pytest.approx(1.0, rel=0.1)
+    assert four["spread"] == pytest.approx(2.0, rel=0.2)
+    assert one["latency_ms"] == shown["latency_1_ms"]
+
+
 def test_a_doubted_profile_is_lower_and_learned_anew():
     belief = Belief(LatencyProfile.linear(0.001, 0.01, 8))
     belief.observe([(1, 1.1)], now=1.0)
@@ -129,7 +147,7 @@ def test_the_dispatch_delay_grows_with_the_batch_and_is_a_high_quantile():
     kept = np.mean([way_s <= delay(size) for size, way_s in ways])
     assert kept == pytest.approx(0.95, abs=0.01)
     assert delay(16) < 0.03  # a fiftieth that took 2 s do not count
-    shown = learned.status()
+    shown = learned.status(now=0.0)
     assert shown["dispatch_delay_ms"] == pytest.approx(1e3 * delay(1))
     assert shown["dispatch_per_request_ms"] == pytest.approx(1e3 * delay.per_request_s)
 
