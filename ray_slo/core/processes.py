@@ -12,6 +12,16 @@ from typing import Any
 NICENESS_ENV = "RAY_worker_niceness"
 """Ray's own variable: the niceness of its workers. It is read where Ray starts."""
 
+_OPENMP = "OMP_NUM_THREADS"  # Ray sets it to `num_cpus` of a worker, rounded down, and at least 1
+# Libraries with threads of their own, which do not read it: tokenizers, Numba, Polars, TensorFlow.
+_NOT_OPENMP = (
+    "RAYON_NUM_THREADS",
+    "NUMBA_NUM_THREADS",
+    "POLARS_MAX_THREADS",
+    "TF_NUM_INTRAOP_THREADS",
+    "TF_NUM_INTEROP_THREADS",
+)
+
 _CREDENTIALS = struct.Struct("3i")  # process, user and group of a peer
 _STILL = "TtXZ"  # states of a process that is stopped, traced or dead
 
@@ -53,3 +63,12 @@ def come_forward() -> int:
                 with suppress(ProcessLookupError):
                     os.setpriority(os.PRIO_PROCESS, int(thread.name), 0)
     return os.getpriority(os.PRIO_PROCESS, 0)
+
+
+def bound_threads() -> None:
+    """Let libraries that are imported later start as many threads as OpenMP may, as NumPy and
+    PyTorch do. Without this, each of them uses all cores of the machine, and workers disturb each
+    other. Variables that are set already stay."""
+    if count := os.environ.get(_OPENMP):
+        for name in _NOT_OPENMP:
+            os.environ.setdefault(name, count)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ray_slo.core.processes import NICENESS_ENV, is_running
+from ray_slo.core.processes import NICENESS_ENV, bound_threads, is_running
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
@@ -56,3 +56,12 @@ def test_a_process_comes_forward_with_all_its_threads_if_it_may(monkeypatch):
 def test_a_niceness_that_an_operator_chose_stays():
     before = os.getpriority(os.PRIO_PROCESS, 0)
     assert niceness({NICENESS_ENV: "5"}) == [str(min(before + 7, 19))] * 2
+
+
+def test_libraries_get_the_threads_of_openmp_unless_somebody_chose(monkeypatch):
+    monkeypatch.setattr(os, "environ", {"NUMBA_NUM_THREADS": "3"})
+    bound_threads()
+    assert os.environ == {"NUMBA_NUM_THREADS": "3"}
+    os.environ["OMP_NUM_THREADS"] = "2"
+    bound_threads()
+    assert (os.environ["NUMBA_NUM_THREADS"], os.environ["RAYON_NUM_THREADS"]) == ("3", "2")

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import os
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -312,6 +313,27 @@ def test_two_applications_with_equal_names(ray_cluster):
         first, second = (status_of(handle) for handle in handles.values())
         assert not first["workers"].keys() & second["workers"].keys()
         assert first["counts"]["granted"] == second["counts"]["granted"] == 60
+
+
+class Threads:
+    """Answer how many threads libraries of numbers may use."""
+
+    def __call__(self, items):
+        import numpy as np
+        from threadpoolctl import threadpool_info
+
+        np.ones((8, 8)) @ np.ones((8, 8))  # loads BLAS
+        seen = {pool["num_threads"] for pool in threadpool_info()}
+        tokenizers = int(os.environ["RAYON_NUM_THREADS"])
+        return [sorted(seen | {tokenizers})] * len(items)
+
+
+@pytest.mark.parametrize("cores", [0.5, 2])
+def test_libraries_use_as_many_threads_as_the_worker_has_cores(ray_cluster, cores):
+    options = {"num_cpus": cores}
+    app = ray_slo.deployment(latency_slo_ms=SLO_MS, ray_actor_options=options)(Threads)
+    with ray_cluster.running(app.bind(), f"threads-{cores}", f"/threads-{cores}") as handle:
+        assert handle.remote(0).result() == [max(1, cores)]
 
 
 def test_composition_and_fastapi(ray_cluster):

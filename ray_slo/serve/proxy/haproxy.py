@@ -43,6 +43,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ray_slo.core.environment import FRONTEND_WAIT_S
+from ray_slo.core.processes import NICENESS_ENV
 from ray_slo.serve.proxy import haproxy_rules as rules
 from ray_slo.serve.proxy.modes import (
     BINARY_ENV,
@@ -248,13 +249,18 @@ def binary() -> str:
 
 def main() -> None:
     """Complete the configuration that the arguments name, and become HAProxy. With `--env`, print
-    the variables of the fast mode for a shell instead."""
+    the variables of the fast mode for a shell instead, with `--yaml` for a config of Serve."""
     arguments = sys.argv[1:]
-    if arguments == ["--env"]:
+    if arguments in (["--env"], ["--yaml"]):
         if (reason := why_not()) is not None:
             sys.exit(f"{COMMAND}: {reason}; Serve's own proxies are used")
         told = variables(local=False)
-        print("\n".join(f"export {name}={shlex.quote(v)}" for name, v in told.items()))
+        if arguments == ["--env"]:
+            print("\n".join(f"export {name}={shlex.quote(v)}" for name, v in told.items()))
+        else:
+            del told[NICENESS_ENV]  # only Ray itself reads it
+            print("controller_options:\n  runtime_env:\n    env_vars:")
+            print("\n".join(f"      {name}: {json.dumps(v)}" for name, v in told.items()))
         return
     try:
         path = binary()

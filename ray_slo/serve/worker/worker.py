@@ -14,6 +14,7 @@ from ray import serve
 
 from ray_slo.core import LatencyProfile
 from ray_slo.core.cluster import Assigned
+from ray_slo.core.processes import bound_threads
 from ray_slo.models.checkpoint import warn_of_checkpoints
 from ray_slo.serve.config.spec import AppSpec, worker_deployment
 from ray_slo.serve.direct import Listener
@@ -57,6 +58,7 @@ class Worker:
         self._listener = Listener(self._asked)
         # Tests run workers in their own process, where `os._exit` must stay as it is.
         if in_ray := ray.is_initialized():
+            bound_threads()
             keep_blocks()  # for the copies of items
             count_only(("execute",))
             note_own_end(self.id)

@@ -4,8 +4,11 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import yaml
+from ray.serve.schema import ServeDeploySchema
 
 from ray_slo.core.environment import FAST, MARK
 from ray_slo.core.processes import NICENESS_ENV
@@ -138,6 +141,17 @@ def test_a_shell_reads_the_variables(monkeypatch):
     assert read.items() >= {stats: "8404", metrics: "20001", modes.HAPROXY_ENV: "1"}.items()
     known = modes.variables({**os.environ, MARK.name: read.get(MARK.name, "")}, local=False)
     assert read.items() >= {k: v for k, v in known.items() if k != metrics}.items()
+
+
+def test_serve_takes_the_variables_from_a_config(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [modes.COMMAND, "--yaml"])
+    haproxy.main()
+    config = yaml.safe_load(capsys.readouterr().out)
+    options = ServeDeploySchema.model_validate({**config, "applications": []}).controller_options
+    told = options.runtime_env["env_vars"]
+    assert told[modes.HAPROXY_ENV] == "1" and Path(told[modes.BINARY_ENV]).name == modes.COMMAND
+    assert NICENESS_ENV not in told
+    assert modes.mode(told) == "fast (HAProxy)"
 
 
 def test_a_node_has_serves_ports_unless_they_are_taken(monkeypatch):
