@@ -55,7 +55,7 @@ serve: $(STAMP)  ## leave the digits application running on http://127.0.0.1:800
 
 CONFIG ?= configs/digits-variants.yaml
 run: $(STAMP)  ## serve a config on this machine alone: make run CONFIG=configs/digits-ramsis.yaml
-	$(if $(filter 1,$(FAST)),eval "$$($(BIN)/ray-slo-haproxy --env)";) $(BIN)/serve run $(CONFIG)
+	$(BIN)/ray-slo run $(CONFIG)
 
 # Live tests mostly wait for processes, the others compute: side by side they take half as long. The
 # live ones come first, with Ray's workers (tests/live/conftest.py): they have deadlines to meet. The

@@ -259,12 +259,12 @@ class Family:
             if line.startswith("{"):
                 said: dict[str, Any] = json.loads(line)
                 return said
-        raise RuntimeError("a cluster of live-overhead ended while it was needed")
+        raise RuntimeError("a cluster ended while it was needed")
 
-    def wait(self, seconds: float) -> None:
-        """Set the wait of `@serve.batch`, and return when it is in force."""
+    def say(self, setting: Any) -> None:
+        """Give a setting of `@serve.batch` to the process, and return when it is in force."""
         assert self.process.stdin is not None
-        self.process.stdin.write(f"{seconds}\n")
+        self.process.stdin.write(f"{json.dumps(setting)}\n")
         self.process.stdin.flush()
         self.told()
 
@@ -304,8 +304,13 @@ def kind_of(command: Sequence[str], system: str) -> str:
 
 
 @contextlib.contextmanager
-def served(mode: str, name: str, systems: Sequence[str]) -> Iterator[dict[str, Family]]:
-    """Serve the systems in a mode, one Ray cluster per family; yield each system's `Family`."""
+def served(mode: str, order: Sequence[str], systems: Sequence[str]) -> Iterator[dict[str, Family]]:
+    """Serve the systems in a mode, one Ray cluster per family; yield each system's `Family`.
+
+    Args:
+        order: the module that serves a family, and its first arguments. The family follows, and
+            then the systems.
+    """
     running: dict[str, Family] = {}
     started = []
     try:
@@ -320,9 +325,8 @@ def served(mode: str, name: str, systems: Sequence[str]) -> Iterator[dict[str, F
             environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
             # Serve kills a proxy that is too busy to answer its health checks, as in an overload.
             environ |= dict.fromkeys(PROXY_CHECKS, "60")
-            order = [sys.executable, "-m", "benchmarks.live.overhead"]
             process = subprocess.Popen(
-                [*order, family, name, *wanted],
+                [sys.executable, "-m", *order, family, *wanted],
                 env=environ,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -423,13 +427,13 @@ def tuned(family: Family, model: Model, size: int, rate: float, seed: int) -> No
     best: tuple[tuple[float, float], float] | None = None
     for share in WAITS:
         wait_s = share * (model.alpha_s + model.beta_s)
-        family.wait(wait_s)
+        family.say(wait_s)
         run = one_run(PLAIN, family, model, size, rate, seed)
         key = (round(run.bad, 3), run.p99_ms or float("inf"))
         if best is None or (key, wait_s) < best:
             best = key, wait_s
     assert best is not None
-    family.wait(best[1])
+    family.say(best[1])
 
 
 def median(values: Sequence[float | None]) -> float | None:
@@ -480,7 +484,7 @@ def measured(
     model, rng = MODELS[name], np.random.default_rng(seed)
     found: dict[tuple[int, int, str], list[Run]] = {}
     over: set[tuple[int, str]] = set()
-    with served(mode, name, systems) as running:
+    with served(mode, ["benchmarks.live.overhead", name], systems) as running:
         for system, family in running.items():  # warm-up: opens connections, learns profiles
             one_run(system, family, model, 100, 50.0, seed)
         for size, rates in (QUICK if quick else model.cells).items():
@@ -646,5 +650,5 @@ def run(
 
 
 if __name__ == "__main__":
-    family, name, *names = sys.argv[1:]
+    name, family, *names = sys.argv[1:]
     serve_family(family, names, MODELS[name])

@@ -8,7 +8,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ray_slo.core.beliefs import OnlineProfile as OnlineProfile
     from ray_slo.core.cluster import Assigned as Assigned
     from ray_slo.core.cluster import Cluster as Cluster
     from ray_slo.core.cluster import DispatchDelay as DispatchDelay
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from ray_slo.core.decisions import Drop as Drop
     from ray_slo.core.decisions import DropReason as DropReason
     from ray_slo.core.decisions import Preempt as Preempt
+    from ray_slo.core.online import OnlineProfile as OnlineProfile
     from ray_slo.core.policy import Policy as Policy
     from ray_slo.core.profiles import LatencyProfile as LatencyProfile
     from ray_slo.core.queues import DeadlineQueue as DeadlineQueue
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _LAZY = {
     name: f"ray_slo.core.{room}"
     for room, names in {
-        "beliefs": "OnlineProfile",
+        "online": "OnlineProfile",
         "cluster": "Assigned Cluster DispatchDelay Model Variant Worker",
         "decisions": "Action Decision Dispatch Drop DropReason Preempt",
         "policy": "Policy",

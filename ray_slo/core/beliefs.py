@@ -11,301 +11,22 @@ random numbers.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from statistics import median_low
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from ray_slo.core.decisions import Drop, DropReason
-from ray_slo.core.profiles import LatencyProfile, slope_beyond, slope_hoped
+from ray_slo.core.online import FEW, OnlineProfile, octave_of
+from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.trees import Tree, tree_of_task
-
-_CLEARLY = 1.1  # a batch is clearly longer if it takes this multiple of the estimate
-_RANGE = 8  # earlier batches that show the range of times. With fewer of them, clearly shorter ones
-_CLEARLY_FIRST = 0.5  # take less than this share of the estimate
-_CHANCE = 0.003  # of as many late batches in a row as raise the estimate
-_MOST_MARGIN = 4.0  # more than that is a stall or a change, and the next batch will show which
-_RECENT = 2  # the margin covers the latest rows of late batches: this many times their number
-_RENEWED = 8  # the estimate, which costs more than a batch, is computed once in so many
-_IN_A_ROW = 3  # batches that show that times have become shorter
 
 _MATERIAL = 0.02  # smaller changes of a profile are not reported to the policy
 _FORGET_AFTER_S = 60.0  # measurements of a variant that the policy avoids are kept this long
-_FEW = 3  # with fewer batches, a belief is not sure, nor is an octave of it
 # A belief is not sure after this time without a batch: seconds, and multiples of ℓ(1). So trials
 # take at most a tenth of a worker's time.
 _OLD = (1.0, 10.0)
 TRIED_FROM = 0.5
 """A request is tried if at least this share of its SLO is left."""
 _TRIED = 0.5  # share of the remaining time that a tried batch of one may take
-
-
-class _Sample(NamedTuple):
-    """A measured batch, and its number."""
-
-    number: int
-    size: int
-    duration_s: float
-
-
-def _octave(size: int) -> int:
-    """1, 2, 3–4, 5–8, …"""
-    return (size - 1).bit_length()
-
-
-class OnlineProfile:
-    """Learns a `LatencyProfile` from measured batches.
-
-    The profile starts as `prior`. Measured durations are compared with the prior, in a window per
-    octave of batch sizes (1, 2, 3–4, 5–8, …). The *typical* time is the prior times the median
-    ratio, interpolated over log b between octaves that were seen. So one number scales a prior of
-    the right shape, and a wrong shape is corrected where batches were measured.
-
-    The estimate is the typical time, times the `quantile` of the latest durations of any size, as
-    shares of their typical times. Times scatter because something else uses the machine. So sizes
-    that did not run lately scatter now as those that did.
-
-    Sizes that the prior only assumes are assumed anew, by the law at the head of `core.profiles`,
-    when a larger batch than ever is measured. The next step, up to half as large again, is assumed
-    rather too fast, so that it is tried.
-
-    Times change: another program starts, or ends. Two batches in a row that take longer than the
-    estimate raise it for all sizes, until shorter ones follow. Three in a row outside the range of
-    the earlier ones count as a change. Then measurements before it are forgotten in the octaves of
-    these three, and scaled by the same factor in others.
-
-    Args:
-        prior: profile before the first batch (from a file, a warm-up sweep or a guess).
-        quantile: quantile of the measured durations, 0 … 1. With n samples it is at most n / (n +
-            1), and always a measured value, so that a single early outlier does not decide.
-        window: samples kept per octave, and of any size; older ones are forgotten.
-        stale_after: an octave that was not measured in this many latest batches no longer counts.
-            Without this, slow large batches could prevent large batches from ever being tried
-            (and measured) again.
-
-    Attributes:
-        samples: number of measured batches.
-        margin: factor of the estimate because of the latest batches.
-        spread: the quantile of the latest durations of any size, as a multiple of typical times.
-    """
-
-    def __init__(
-        self,
-        prior: LatencyProfile,
-        *,
-        quantile: float = 0.95,
-        window: int = 32,
-        stale_after: int = 128,
-    ) -> None:
-        if not 0 < quantile < 1:
-            raise ValueError(f"quantile must lie between 0 and 1, got {quantile}")
-        if window < 1:
-            raise ValueError(f"window must be at least 1, got {window}")
-        self.prior = prior
-        self.quantile = quantile
-        self._shape = prior  # fitted to the sizes that the prior assumes, once they are measured
-        self._sizes_known = min(prior.measured_to, 2)  # 2: two or more
-        self._window = window
-        self._stale_after = stale_after
-        self._seen_at: dict[int, int] = {}
-        self._octaves: dict[int, deque[_Sample]] = {}
-        self._latest: deque[_Sample] = deque(maxlen=window)
-        self._ratio: dict[int, tuple[float, float]] = {}  # of octaves without new samples
-        self._typical, self.spread = prior, 1.0  # the estimate's parts
-        self._profile: LatencyProfile | None = prior
-        # Numbers of samples, and their durations as shares of the estimates then.
-        self._surprises: deque[tuple[int, float]] = deque(maxlen=window)
-        self._changed_at = -_FEW  # number of the sample that showed the last change
-        self.samples = 0
-        self.margin = 1.0
-
-    def observe(self, batch_size: int, duration_s: float) -> None:
-        """Record that a batch of `batch_size` took `duration_s`. O(1), but O(max_batch_size) for
-        the first batches of an octave, and for every eighth one."""
-        if not 1 <= batch_size <= self.prior.max_batch_size:
-            raise ValueError(
-                f"batch_size must be 1 … {self.prior.max_batch_size}, got {batch_size}"
-            )
-        if not (math.isfinite(duration_s) and duration_s > 0):
-            raise ValueError(f"duration_s must be positive and finite, got {duration_s}")
-        octave = _octave(batch_size)
-        if self._knows(batch_size):
-            surprise = self._surprise(batch_size, duration_s)
-            self._surprises.append((self.samples + 1, surprise))
-        if is_new := batch_size > self._shape.measured_to:
-            self._extend(batch_size, duration_s)
-        if self._is_stale(octave):
-            old = self._octaves[octave]
-            self._latest = deque((s for s in self._latest if s not in old), self._window)
-            old.clear()
-        self.samples += 1
-        sample = _Sample(self.samples, batch_size, duration_s)
-        known = self._octaves.setdefault(octave, deque(maxlen=self._window))
-        known.append(sample)
-        self._latest.append(sample)
-        self._ratio.pop(octave, None)
-        self._seen_at[octave] = self.samples
-        if change := self._change():
-            self._begin_anew(change)
-        self._profile = None
-        if is_new or change or len(known) <= _FEW or not self.samples % _RENEWED:
-            self._renew()
-        elif self._margin() > 1:
-            self._renew()  # the estimate may account for late batches already
-        self.margin = self._margin()
-
-    @property
-    def measured_to(self) -> int:
-        """The largest size that was measured. Asking for it computes no estimate."""
-        return self._shape.measured_to
-
-    @property
-    def profile(self) -> LatencyProfile:
-        """The current estimate (computed on demand after new samples)."""
-        if self._profile is None:
-            self._renew()
-            self._profile = self._typical.scaled(self.spread * self.margin)
-        return self._profile
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether the latest batches took as long as was expected."""
-        return self.margin == 1.0 and self.samples - self._changed_at >= _FEW
-
-    def known(self) -> dict[int, tuple[int, float]]:
-        """Number of the batches that count, and the quantile of their durations as a multiple of
-        the typical ones, by the largest of their sizes: one entry per octave."""
-        if self._profile is None:
-            self._renew()
-        found = {}
-        for octave, samples in sorted(self._octaves.items()):
-            if samples and not self._is_stale(octave):
-                ratios = [s.duration_s / self._typical.latency(s.size) for s in samples]
-                found[max(s.size for s in samples)] = len(samples), self._of(ratios)
-        return found
-
-    def _of(self, values: Collection[float]) -> float:
-        """The quantile of measured values. It is one of them."""
-        q = min(self.quantile, len(values) / (len(values) + 1))
-        return sorted(values)[math.floor((len(values) - 1) * q)]
-
-    def _renew(self) -> None:
-        """Compute the typical times, and the quantile of the latest durations as shares of them."""
-        self._typical = self._estimate()
-        self.spread = self._of([s.duration_s / self._typical.latency(s.size) for s in self._latest])
-
-    def _knows(self, size: int) -> bool:
-        """Whether batches like this were measured. Before, the shape may be wrong."""
-        return len(self._octaves.get(_octave(size), ())) >= _FEW
-
-    def _surprise(self, size: int, duration_s: float) -> float:
-        """A duration as a share of the estimate without the margin."""
-        return duration_s / (self._typical.latency(size) * self.spread)
-
-    def _late_in_a_row(self) -> int:
-        """Number of batches that take longer than the estimate, one after the other, only by the
-        rarest chance."""
-        count = len(self._latest)
-        share = 1 - min(self.quantile, count / (count + 1))
-        return max(math.ceil(math.log(_CHANCE) / math.log(share)), 2)
-
-    def _margin(self) -> float:
-        """The factor that covers the latest batches in a row."""
-        run = self._late_in_a_row()
-        last = [self._surprise(s.size, s.duration_s) for s in self._latest if self._knows(s.size)]
-        last = last[-_RECENT * run :]
-        rows = [min(last[i : i + run]) for i in range(len(last) - run + 1)]
-        late = max(rows, default=1.0)
-        return min(late, _MOST_MARGIN) if late > _CLEARLY else 1.0
-
-    def _change(self) -> int:
-        """How many of the latest batches show that times have changed; 0 if they do not."""
-        seen = [share for _, share in self._surprises]
-        run = self._late_in_a_row() + 1 if seen else 0
-        if len(latest := seen[-run:]) == run > 0 and min(latest) > _CLEARLY:
-            return run
-        earlier, latest = seen[:-_IN_A_ROW], seen[-_IN_A_ROW:]
-        least = min(earlier) if len(earlier) >= _RANGE else _CLEARLY_FIRST
-        return _IN_A_ROW * (len(latest) == _IN_A_ROW and max(latest) * _CLEARLY < least)
-
-    def _begin_anew(self, count: int) -> None:
-        """Forget or scale what was measured before the latest batches."""
-        first = self._surprises[-count][0]
-        latest = [sample for sample in self._latest if sample.number >= first]
-        factor = median_low([s.duration_s / self._typical.latency(s.size) for s in latest])
-        for octave, known in self._octaves.items():
-            new = [sample for sample in known if sample.number >= first]
-            kept = new or [s._replace(duration_s=factor * s.duration_s) for s in known]
-            self._octaves[octave] = deque(kept, self._window)
-        self._latest = deque(latest, self._window)
-        for _ in range(count):
-            self._surprises.pop()
-        self._changed_at = self.samples
-        self._ratio.clear()
-
-    def _extend(self, batch_size: int, duration_s: float) -> None:
-        """Fit the shape to the first batch of a size that was only assumed."""
-        shape, known = self._shape, self._shape.measured_to
-        if known:
-            ratio = float(np.interp(math.log(known), *self._ratios())) if self.samples else 1.0
-            # A first sample beyond the assumption is an outlier. Ratios correct this if it is not.
-            most_s = min(duration_s, self._typical.latency(batch_size)) / ratio
-            value = max(most_s, shape.latency(known))
-            grid = np.arange(known + 1, shape.max_batch_size + 1)
-            table = np.array(shape.table)
-            table[known:] = np.interp(grid, (known, batch_size), (shape.latency(known), value))
-        else:  # of a guess, the shape remains
-            table = np.array(shape.table) * (duration_s / shape.latency(batch_size))
-        self._shape = LatencyProfile(table, batch_size)  # `_estimate` assumes what is larger
-        self._sizes_known = min(self._sizes_known + 1, 2)
-        self._ratio.clear()
-
-    def _ratios(self) -> tuple[list[float], list[float]]:
-        """Measured durations as shares of the shape's, by the logarithm of the batch size.
-
-        The first batches of an octave say little. So they count together with all others.
-        """
-        found = []
-        for octave in sorted(self._octaves):
-            if self._is_stale(octave):
-                continue
-            if octave not in self._ratio:
-                self._ratio[octave] = self._ratio_of(self._octaves[octave])
-            found.append((len(self._octaves[octave]), *self._ratio[octave]))
-        counts, log_sizes, ratios = np.array(found).T
-        of_all = np.average(np.log(ratios), weights=counts)
-        weights = 1 / (1 + counts**-2)
-        ratios = np.exp(weights * np.log(ratios) + (1 - weights) * of_all)
-        return log_sizes.tolist(), ratios.tolist()
-
-    def _ratio_of(self, known: Collection[_Sample]) -> tuple[float, float]:
-        """(mean logarithm of the batch size, median ratio) of an octave."""
-        ratios = [s.duration_s / self._shape.latency(s.size) for s in known]
-        return sum(math.log(s.size) for s in known) / len(known), median_low(ratios)
-
-    def _estimate(self) -> LatencyProfile:
-        """The typical times."""
-        shape = self._shape
-        grid = np.log(np.arange(1, shape.max_batch_size + 1))
-        table = np.array(shape.table) * np.interp(grid, *self._ratios())
-        known = shape.measured_to or shape.max_batch_size  # of a guess, the shape remains
-        # A batch takes no longer than a larger one did. Repair downwards, so that one slow small
-        # batch (a cold start) does not outweigh fast larger ones, as it would in an average.
-        table[:known] = np.minimum.accumulate(table[:known][::-1])[::-1]
-        if known < shape.max_batch_size:
-            sizes = np.arange(1 if self._sizes_known > 1 else known, known + 1)
-            last_s = table[known - 1]
-            slope, hoped = slope_beyond(sizes, table[sizes - 1]), slope_hoped(known, last_s)
-            more = np.arange(1, len(table) - known + 1)
-            near = np.minimum(more, max(known // 2, 1))
-            table[known:] = last_s + hoped * near + slope * (more - near)
-        return LatencyProfile(table, shape.measured_to)
-
-    def _is_stale(self, octave: int) -> bool:
-        seen_at = self._seen_at.get(octave, self.samples)
-        return self.samples - seen_at >= self._stale_after
 
 
 class Belief:
@@ -365,13 +86,13 @@ class Belief:
             if size <= self.limit:
                 self._online.observe(size, seconds)
                 self._batches += 1
-                self.measured_at = self._octaves_at[_octave(size)] = now
+                self.measured_at = self._octaves_at[octave_of(size)] = now
 
     def is_sure(self, now: float) -> bool:
         """Whether enough batches were measured, one of them lately, and no change was noticed."""
         least_s, times = _OLD
         old_s = max(least_s, times * self.profile.latency(1))
-        is_fresh = self._batches >= _FEW and now - self.measured_at <= old_s
+        is_fresh = self._batches >= FEW and now - self.measured_at <= old_s
         return is_fresh and self.is_settled
 
     def status(self, now: float) -> dict[str, Any]:
@@ -394,7 +115,7 @@ class Belief:
                     "latency_ms": 1e3 * self._online.profile.latency(size),
                     "batches": count,
                     "spread": spread,
-                    "age_s": now - self._octaves_at[_octave(size)],
+                    "age_s": now - self._octaves_at[octave_of(size)],
                 }
                 for size, (count, spread) in self._online.known().items()
             ],

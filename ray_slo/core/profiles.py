@@ -1,6 +1,6 @@
 """Latency profiles ℓ(b): execution time of a batch of b requests on one hardware kind.
 
-`LatencyProfile` is an immutable snapshot that policies act on; `core.beliefs` learns one from
+`LatencyProfile` is an immutable snapshot that policies act on; `core.online` learns one from
 measured batches. Symphony §2.1 and §3.3 use the linear form ℓ(b) = α·b + β; measured tables are
 repaired to be monotone (a larger batch never takes less time than a smaller one).
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from ray_slo.core import LatencyProfile, Request
-from ray_slo.core.beliefs import OnlineProfile
 from ray_slo.core.demand import Demand, Factors, Holt, Rate, changed
 from ray_slo.core.load import Dispersion, LoadMonitor, Ticks
+from ray_slo.core.online import OnlineProfile
 from ray_slo.core.profiles import (
     _isotonic,
     doubling_sizes,

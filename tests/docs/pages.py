@@ -346,6 +346,8 @@ class Reader:
                 assert (ROOT / word).exists(), word
             if re.fullmatch(r"[\w.]+:\w+", word) and not self.followed:
                 imported(word)
+        if name == "run":
+            return self._serve(args)
         if name == "plan" and rest[0].endswith(".yaml") and not (has_output or self.followed):
             self.question(rest)
         logs = name not in ("replay", "report") or str(self.log) in rest

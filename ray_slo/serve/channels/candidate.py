@@ -15,7 +15,7 @@ from ray_slo.core.quantile import FEW_SAMPLES, Quantile
 from ray_slo.core.seldom import Seldom
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.direct import Disconnected
-from ray_slo.serve.ray_private.actors import find_actor, this_node
+from ray_slo.serve.ray_private.actors import find_actor, this_node, usable_nodes
 from ray_slo.serve.scheduler.actor import get_or_create_scheduler
 from ray_slo.serve.scheduler.lease import candidate_name
 from ray_slo.serve.scheduler.line import SchedulerLine
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 logger.addFilter(Seldom())
 
+_APART_S = 30.0  # a spare on the leader's node looks for another node once in so many seconds
 _FIRST_S = 30.0  # the spare is made when the node of the other one is known, or after this time
 _TICK_S = 0.05
 _QUIET_TICKS = 2  # after so many ticks without an answer, the leader is asked for a sign of life
@@ -59,6 +60,7 @@ class Candidate:
         self._node = this_node()
         self._line: SchedulerLine | None = None
         self._epoch: str | None = None
+        self._looked_at = -math.inf  # for another node
         self.actor: Any = None
         self.found = asyncio.Event()
         self.answers = 0
@@ -127,6 +129,18 @@ class Candidate:
             None, get_or_create_scheduler, self._spec, self._app_key, self._number, other.node
         )
 
+    async def _keep_apart(self) -> None:
+        """End this spare if it is on the leader's node although there is another one. It is found
+        there if an earlier application of this name left it, or if nodes came later."""
+        now, leader = self._loop.time(), self._channel.other_than(self)
+        if self.node != leader.node or now - self._looked_at < _APART_S:
+            return
+        self._looked_at = now
+        nodes = await self._loop.run_in_executor(None, usable_nodes)
+        if any(node != self.node for node in nodes):
+            logger.warning("the spare scheduler is on the leader's node; another one is made apart")
+            ray.kill(self.actor)
+
     async def _connect(self) -> SchedulerLine:
         if self.actor is None:
             self.actor = await self._find()
@@ -153,6 +167,8 @@ class Candidate:
                 news = messages if sequence > acked else []
                 acked = max(acked, sequence)
                 channel.polled(self, term, news, is_new=is_new)
+                if channel.is_spare(self):
+                    await self._keep_apart()
             except asyncio.CancelledError:
                 raise
             except (ray.exceptions.RayError, Disconnected) as error:

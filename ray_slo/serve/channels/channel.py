@@ -194,6 +194,10 @@ class ActorChannel(Channel):
         """Return the other candidate."""
         return next((c for c in self._candidates if c is not candidate), candidate)
 
+    def is_spare(self, candidate: Candidate) -> bool:
+        """Return whether the other candidate leads."""
+        return self._leader is self.other_than(candidate)
+
     async def join(self, beat: Heartbeat) -> None:
         """Wait until the scheduler is there; workers find it and register themselves."""
         await self._connected.wait()

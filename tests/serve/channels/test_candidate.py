@@ -1,4 +1,4 @@
-"""How a frontend finds the two schedulers, and when it takes the one that leads as silent."""
+"""How a frontend finds the two schedulers."""
 
 import asyncio
 from types import SimpleNamespace
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from ray_slo.serve.channels import candidate
-from ray_slo.serve.channels.candidate import Candidate, Silence
+from ray_slo.serve.channels.candidate import Candidate
 from tests.serve import clock
 
 
@@ -52,25 +52,26 @@ def test_the_spare_is_made_on_another_node(monkeypatch, first_after_s, is_there,
 
 
 @pytest.mark.parametrize(
-    ("is_running", "noticed_s"),
+    ("at", "nodes", "ends"),
     [
-        pytest.param(False, 0.35, id="elsewhere, or stopped"),
-        pytest.param(True, 2.2, id="a process of this machine that runs: the machine is busy"),
+        pytest.param("n0", ["n0", "n1"], 1, id="beside the leader: once"),
+        pytest.param("n1", ["n0", "n1"], 0, id="apart already"),
+        pytest.param("n0", ["n0"], 0, id="there is one node"),
     ],
 )
-def test_silence_is_noticed(is_running, noticed_s):
+def test_a_spare_beside_the_leader_ends_if_there_is_another_node(monkeypatch, at, nodes, ends):
+    killed = []
+    monkeypatch.setattr(candidate, "this_node", lambda: "n1")
+    monkeypatch.setattr(candidate, "usable_nodes", lambda: nodes)
+    monkeypatch.setattr(candidate.ray, "kill", killed.append)
+
     async def main():
-        async def never():
-            await asyncio.sleep(60)
+        channel = SimpleNamespace(other_than=lambda spare: SimpleNamespace(node="n0"))
+        spare = Candidate(None, "app#m", "client", 1, channel)
+        spare._poller.cancel()
+        spare._line, spare.actor = SimpleNamespace(node=at), "actor"
+        for _ in range(5):
+            await spare._keep_apart()
 
-        leader = SimpleNamespace(answers=0, is_silent=False, is_running=is_running, ping=never)
-        loop, noticed = asyncio.get_running_loop(), asyncio.Event()
-        silence = Silence(lambda: leader, lambda _: noticed.set())
-        since = loop.time()
-        silence.watch()
-        await noticed.wait()
-        silence.close()
-        assert leader.is_silent
-        return loop.time() - since
-
-    assert clock.run(main()) == pytest.approx(noticed_s, abs=0.06)
+    clock.run(main())
+    assert killed == ["actor"] * ends
