@@ -52,6 +52,12 @@ MARK_HEADER = "x-slo-mark"
 CAPACITY_HEADER = "x-slo-capacity"  # of answers: the capacity that the frontend reports
 NO_PLACE = "none"  # its value if the frontend does not know the model or the class
 
+SLACK = 1.25
+"""Requests that proxies let on, as a multiple of what the workers can do by the deadline. The
+scheduler chooses among them. What it refuses has cost a frontend and a proxy CPU time."""
+FEW = 16
+"""So many requests of a place may always be on their way."""
+
 
 class Header(NamedTuple):
     """A request header.

@@ -26,12 +26,9 @@ from enum import IntEnum
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from ray_slo.serve.deadlines import FEW, SLACK
 from ray_slo.serve.errors import RefusedEarly
 
-# Requests that go on, as a multiple of what the workers can do by the deadline. The scheduler then
-# chooses among them.
-SLACK = 2.0
-_FEW = 64  # this many requests may always be on their way
 _MOST_WAITING = 2000  # largest number of waiting requests
 _STRANGERS = 16  # largest number of strangers on their way that count
 STRANGER_S = 1.0  # seconds for which a stranger on its way counts, because nobody may answer it
@@ -185,7 +182,7 @@ class Gate:
             )
             return _refusal("would_miss", said, wait_s)
         ahead = before + bisect_right(self._inside, key)
-        too_many_for_them = rate is not None and ahead >= max(_FEW, SLACK * rate * left_s)
+        too_many_for_them = rate is not None and ahead >= max(FEW, SLACK * rate * left_s)
         if not too_many_for_them and (most is None or ahead < most):
             return None
         again_s = ahead / rate if rate else _AGAIN_S

@@ -21,12 +21,14 @@ from ray_slo.serve.deadlines import (
     ATTEMPT_HEADER,
     CAPACITY_HEADER,
     CLASS_HEADER,
+    FEW,
     KNOWN_HEADER,
     LATENCY_HEADER,
     MARK_HEADER,
     NO_PLACE,
     PROXIED_HEADER,
     REFUSED_HEADER,
+    SLACK,
     TIMEOUT_HEADER,
     WHOLE_HEADER,
 )
@@ -34,8 +36,7 @@ from ray_slo.serve.deadlines import (
 RETRIES = 5  # a single dead frontend is marked down at the third; Serve's proxy then takes over
 GRPC_PATH = "/ray_slo.v1.Inference/"
 _GRACE_MS = 900  # frontends have answered this long after the deadline
-_FEW = 64  # this many requests always pass; as in `gate`
-_SLACK = 2  # requests that pass, as a multiple of what the workers can serve; as in `gate`
+_STRANGERS = 64  # this many requests that no frontend has answered may be on their way
 _LONG = 2  # from this multiple of the model's SLO on, a request's time is long
 _PLACES = "rayslo_places"  # table of the facts in a place's answers
 _APPS = "rayslo_apps"  # table of the backends of applications of ray-slo
@@ -205,8 +206,8 @@ def _door() -> Iterator[str]:
     yield f"{_SET}(txn.slo_kind) str(long) if {is_long}"
     yield f"{_SET}(txn.slo_left) var(txn.slo_long) if {is_long}"
     yield f"{_SET}(txn.slo_can) var(txn.slo_rate),mul(txn.slo_left),div(1000)"
-    yield f"{_SET}(txn.slo_limit) var(txn.slo_can),mul({_SLACK})"
-    yield f"{_SET}(txn.slo_limit) int({_FEW}) if {{ var(txn.slo_limit) -m int lt {_FEW} }}"
+    yield f"{_SET}(txn.slo_limit) var(txn.slo_can),mul({round(100 * SLACK)}),div(100)"
+    yield f"{_SET}(txn.slo_limit) int({FEW}) if {{ var(txn.slo_limit) -m int lt {FEW} }}"
     yield f"{_SET}(txn.slo_spare) var(txn.slo_most),sub(txn.slo_limit)"
     yield f"{_SET}(txn.slo_limit) var(txn.slo_most) if {{ var(txn.slo_spare) -m int lt 0 }}"
     yield f"{_SET}(txn.slo_key) var(txn.slo_path),concat(:,txn.slo_kind) if {_OURS}"
@@ -229,13 +230,13 @@ def _strangers() -> Iterator[str]:
     """Refuse requests of an application to places that it has not confirmed, beyond a few."""
     body = (
         '{"error": "RefusedEarly", "reason": "queue_full", "message": '
-        f'"{_FEW} requests for models, classes or paths that have not been answered yet are on '
-        'their way", "retry_after_s": 1}'
+        f'"{_STRANGERS} requests for models, classes or paths that have not been answered yet are '
+        'on their way", "retry_after_s": 1}'
     )
     is_strange = f"{{ var(txn.slo_app),in_table({_APPS}) }} !{_OURS}"
     yield f"{_SET}(txn.slo_key) var(txn.slo_app),concat(:strange) if {is_strange}"
     yield f"{_SET}(txn.slo_strange) var(txn.slo_key),table_conn_cur({_INSIDE}) if {is_strange}"
     yield (
         f"http-request return status 503 content-type application/json string '{body}' "
-        f"hdr retry-after 1 if {{ var(txn.slo_strange) -m int ge {_FEW} }}"
+        f"hdr retry-after 1 if {{ var(txn.slo_strange) -m int ge {_STRANGERS} }}"
     )

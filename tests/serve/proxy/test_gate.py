@@ -116,10 +116,10 @@ def test_no_more_go_on_than_workers_can_do_by_the_deadline():
             refused += 1
             assert told.said[0].reason == "queue_full"
             assert "by its deadline about 100 can be answered" in str(told.said[0])
-            assert told.said[0].retry_after_s == pytest.approx(2.0)
+            assert told.said[0].retry_after_s == pytest.approx(1.25)
         else:
             let += 1
-    assert (let, refused) == (200, 300)
+    assert (let, refused) == (125, 375)
     # Those with a day of time do not keep out those with a second, and the other way round.
     assert gate.arrive(0.0, 0.9, Told(), Known(100.0)) is not None
     assert gate.arrive(0.0, 86_400.0, Told(), Known(100.0)) is not None
