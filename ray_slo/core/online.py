@@ -19,6 +19,7 @@ _CHANCE = 0.003  # of as many late batches in a row as raise the estimate
 _MOST_MARGIN = 4.0  # more than that is a stall or a change, and the next batch will show which
 _RECENT = 2  # the margin covers the latest rows of late batches: this many times their number
 _RENEWED = 8  # the estimate, which costs more than a batch, is computed once in so many
+_HALF = 4  # an octave that did not run for this many times its batches counts half
 _IN_A_ROW = 3  # batches that show that times have become shorter
 FEW = 3
 """With fewer batches, an octave of a profile is not sure."""
@@ -247,7 +248,8 @@ class OnlineProfile:
     def _ratios(self) -> tuple[list[float], list[float]]:
         """Measured durations as shares of the shape's, by the logarithm of the batch size.
 
-        The first batches of an octave say little. So they count together with all others.
+        A few batches of an octave say little, and less when they are long ago. So they count
+        together with all others.
         """
         found = []
         for octave in sorted(self._octaves):
@@ -255,7 +257,8 @@ class OnlineProfile:
                 continue
             if octave not in self._ratio:
                 self._ratio[octave] = self._ratio_of(self._octaves[octave])
-            found.append((len(self._octaves[octave]), *self._ratio[octave]))
+            count, age = len(self._octaves[octave]), self.samples - self._seen_at[octave]
+            found.append((count * 0.5 ** (age / (_HALF * count)), *self._ratio[octave]))
         counts, log_sizes, ratios = np.array(found).T
         of_all = np.average(np.log(ratios), weights=counts)
         weights = 1 / (1 + counts**-2)

@@ -239,7 +239,17 @@ class TestOnline:
             for _ in range(20):
                 online.observe(b, truth(b))
         for b in (1, 2, 4, 8, 16, 32):
-            assert online.profile(b) == pytest.approx(truth(b), rel=0.01)
+            assert online.profile(b) == pytest.approx(truth(b), rel=0.03)
+
+    def test_few_batches_of_a_slow_moment_do_not_last(self):
+        """Large ones were measured while the machine was slow; now only small ones run."""
+        online = OnlineProfile(self.prior)
+        for size, times in ((1, 1), (8, 1), (16, 3), (16, 3), (16, 3), (16, 3)):
+            online.observe(size, times * self.prior(size))
+        assert online.profile(16) > 2 * self.prior(16)
+        for _ in range(40):
+            online.observe(8, self.prior(8))
+        assert online.profile(16) < 1.5 * self.prior(16)
 
     def test_one_measured_size_is_extended_as_if_batching_gained_nothing(self):
         guess = LatencyProfile.linear(0.001, 0.004, 64, measured_to=0)
@@ -256,7 +266,7 @@ class TestOnline:
             online.observe(16, 0.4)
         assert online.profile(16) == pytest.approx(0.4, rel=0.01)
         slope = (0.4 - online.profile(8)) / 8
-        assert slope == pytest.approx(0.27 / 12, rel=0.05)
+        assert slope == pytest.approx(0.27 / 12, rel=0.15)
         # The next step is hoped for.
         assert online.profile(24) == pytest.approx(0.4 + 8 * 0.4 / 20, rel=0.01)
         assert online.profile(64) == pytest.approx(online.profile(24) + 40 * slope, rel=0.01)

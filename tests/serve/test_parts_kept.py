@@ -190,7 +190,7 @@ def test_what_a_scheduler_learns():
             found += [
                 [m.latency_slo_s, [v.accuracy for v in m.variants]] for m in cluster.models.values()
             ]
-            found += [{k: c.rate for k, c in learned.capacity().items()}, learned.status()]
+            found += [{k: c.rate for k, c in learned.capacity().items()}, learned.status(0.0)]
             found += [roster.silent(now - 1), roster.status(now, {}), roster.largest("n", "gpu")]
     kept(FILE, "learned", condensed(found))
 
