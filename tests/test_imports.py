@@ -6,9 +6,10 @@ Every `import` of `ray_slo` is checked, also inside functions, but not under `if
 import ast
 import re
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+
+from tests.modules import Modules, room_of
 
 ROOT = Path(__file__).parents[1] / "ray_slo"
 
@@ -46,59 +47,8 @@ MODULE_LINES, CLASS_LINES, FUNCTION_LINES = 500, 350, 60
 MODULES_OF_A_FOLDER = 12  # of serve
 
 
-class Import(NamedTuple):
-    file: str  # below `ray_slo`
-    line: int
-    module: str
-    names: tuple[str, ...]
-    lazy: bool
-
-    @property
-    def room(self) -> str:
-        return room_of(self.file)
-
-    @property
-    def package(self) -> str:
-        return self.module.split(".")[0]
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line} imports {self.module}"
-
-
-def room_of(file):
-    return "" if file == "__init__.py" else file.split("/")[0].removesuffix(".py")
-
-
-def imports_of(file, tree):
-    """Every import of a module, but for those under `if TYPE_CHECKING:`."""
-    found = []
-
-    def visit(node, lazy):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            for child in node.orelse:
-                visit(child, lazy)
-            return
-        if isinstance(node, ast.Import):
-            found.extend(Import(file, node.lineno, a.name, (), lazy) for a in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            module = "." * node.level + (node.module or "")
-            names = tuple(alias.name for alias in node.names)
-            found.append(Import(file, node.lineno, module, names, lazy))
-        inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for child in ast.iter_child_nodes(node):
-            visit(child, lazy or inside)
-
-    visit(tree, False)
-    return found
-
-
-class House:
+class House(Modules):
     """What is wrong with a tree of modules; each method names the places."""
-
-    def __init__(self, root):
-        self.sources = {p.relative_to(root).as_posix(): p.read_text() for p in root.rglob("*.py")}
-        self.trees = {file: ast.parse(source) for file, source in self.sources.items()}
-        self.imports = [i for file, tree in self.trees.items() for i in imports_of(file, tree)]
 
     def arrows(self):
         for found in self.imports:
@@ -150,17 +100,13 @@ class House:
                 for node in ast.walk(tree)
                 if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ray_slo")
                 for alias in node.names
-                if self._is_module(f"{node.module}.{alias.name}")
+                if self.file_of(f"{node.module}.{alias.name}")
             }
             for node in ast.walk(tree):
                 if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                     hidden = node.attr.startswith("_") and not node.attr.startswith("__")
                     if hidden and node.value.id in modules:
                         yield f"{file}:{node.lineno} uses {ast.unparse(node)}"
-
-    def _is_module(self, path):
-        file = path.removeprefix("ray_slo.").replace(".", "/")
-        return f"{file}.py" in self.sources or f"{file}/__init__.py" in self.sources
 
     def heavy(self):
         for found in self.imports:

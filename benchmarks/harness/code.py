@@ -2,7 +2,8 @@
 
 If the mark has not changed, a saved run need not be repeated. The mark covers the program's module,
 what it imports of `benchmarks` and `ray_slo`, and the policies that its modules of `benchmarks`
-name. For a live program, it covers all of `ray_slo`. Comments, docstrings and `ASKED` do not count.
+name. For a live program and `mutants`, it covers all of `ray_slo`. Comments, docstrings and `ASKED`
+do not count. The mark is the same only in the same release of Python, such as 3.11.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ _REGISTRY = "ray_slo.policies.registry"
 _COMPOSED, _COMPOSERS = "ray_slo.policies.composed", {"policy_for", "recipe_for", "compose"}
 _REHEARSAL = "ray_slo.simulation.rehearsal"  # the engine imports it, but only `auto` uses it
 _APART = {f"benchmarks.harness.{name}" for name in ("plots", "page", "readme", "results")}
+_WHOLE = ("benchmarks.live.", "benchmarks.own.mutants")
+"""Programs that run all of ray-slo, by the start of their module's name."""
 _SAID = {"ASKED", "NAME", "SOURCE"}
 _PATH = re.compile(r"(benchmarks|ray_slo)[\w.]*:\w+")
 _DATA = {"benchmarks.zoos": "benchmarks/zoos", "benchmarks.harness.data": "benchmarks/data"}
@@ -46,7 +49,7 @@ def modules(module: str) -> set[str]:
     read: set[str] = set()
     strings: set[str] = set()
     waiting = [module]
-    if module.startswith("benchmarks.live."):  # it runs all of ray-slo
+    if module.startswith(_WHOLE):
         waiting += [_module(path) for path in (ROOT / "ray_slo").rglob("*.py")]
     while waiting:
         name = waiting.pop()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.registry import PROGRAMS, Program
-from benchmarks.harness.results import FOLDER, load
+from benchmarks.harness.results import FOLDER, age, load
 from benchmarks.harness.rows import number, titled
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
@@ -32,6 +32,11 @@ differ from the papers'.
 * Kairos does not publish the latencies of its models. Ours were fitted to statements of the paper;
   those of RM2 were fitted to its Figure 1. So agreement with that figure is no evidence.
 * A commit with "+" means that the checkout had uncommitted changes.
+* **code changed since**: code that the program uses has changed after the run, so a new run may
+  have other figures. For a live program, all code of ray-slo counts.
+* **code not compared**: the run has no hash of its code, or one of another release of Python. Its
+  code has probably changed, too.
+* These words were right when this page was made. Code may have changed after that, too.
 """
 
 
@@ -58,6 +63,8 @@ def _asked(runs: Mapping[str, dict[str, Any] | None]) -> str:
     for name, program in PROGRAMS.items():
         run = runs[name]
         length = "none" if run is None else "quick" if run["quick"] else "full"
+        if run is not None and (old := age(run, program.module)):
+            length += f", {old}"
         for ask in program.asked:
             unit, met = "", "–"
             measured = "no saved run" if run is None else "not in the saved run"
@@ -98,6 +105,8 @@ def _program(program: Program, run: dict[str, Any] | None) -> str:
         run["date"],
         f"commit {run['commit']}" if run.get("commit") else "commit not recorded",
     ]
+    if old := age(run, program.module):
+        how[-1] += f", **{old}**"
     if "cores" in run:
         how += [f"{run['cores']} cores, Python {run['python']}", _took(name, run)]
     return "\n".join([*parts, " · ".join(how) + "\n", *tables_of(run["rows"])])

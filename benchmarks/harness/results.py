@@ -17,6 +17,7 @@ from typing import Any
 from benchmarks.harness.code import code_of
 
 FOLDER = Path(__file__).parents[1] / "results"
+CHANGED, NOT_COMPARED = "code changed since", "code not compared"
 
 
 def origin(module: str) -> dict[str, Any]:
@@ -63,6 +64,14 @@ def load(name: str, folder: Path = FOLDER) -> dict[str, Any] | None:
     """Return the saved run of a program; None if there is none."""
     path = folder / f"{name}.json"
     return json.loads(path.read_text("utf-8")) if path.exists() else None
+
+
+def age(run: dict[str, Any], module: str) -> str:
+    """Return CHANGED if a program's code is not the one of its saved run; "" if it is."""
+    release, _, _ = platform.python_version().rpartition(".")
+    if "code" not in run or run["python"].rpartition(".")[0] != release:
+        return NOT_COMPARED  # other releases of Python have other marks
+    return "" if run["code"] == code_of(module) else CHANGED
 
 
 def _text(run: dict[str, Any]) -> str:

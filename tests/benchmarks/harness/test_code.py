@@ -26,7 +26,8 @@ def test_auto_contains_every_policy_and_a_live_program_everything():
     assert {POLICIES + "auto", POLICIES + "ramsis", "ray_slo.simulation.rehearsal"} <= of(
         "policy-grid"
     )
-    assert {"ray_slo.serve.scheduler.flights", POLICIES + "auto"} <= of("live-chaos")
+    for name in ("live-chaos", "mutants"):
+        assert {"ray_slo.serve.scheduler.flights", POLICIES + "auto"} <= of(name)
 
 
 def test_every_program_has_a_mark_of_its_own():

@@ -1,11 +1,15 @@
 """The saved runs, and the page made from them."""
 
 import json
+import re
+
+import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.harness import results
 from benchmarks.harness.page import PAGE, page
 from benchmarks.harness.registry import PROGRAMS, Ask
+from benchmarks.harness.results import CHANGED, NOT_COMPARED
 
 
 def row(case="t · a", metric="m", ours=1.0, paper=None, peers=None):
@@ -13,16 +17,38 @@ def row(case="t · a", metric="m", ours=1.0, paper=None, peers=None):
             "peers": peers or {}}  # fmt: skip
 
 
-ORIGIN = {"date": "2026-01-02", "commit": "abc", "code": "0f"}
+ORIGIN = {"date": "2026-01-02", "commit": "abc", "code": "0f", "cores": 2, "python": "3.9.1"}
 
 
 def body(name="symphony-fig5", quick=False, rows=None):
     return {"name": name, "source": "s", "quick": quick, "seed": 0, "rows": rows or [row()]}
 
 
+def ageless(text):
+    return re.sub(rf", (\*\*)?({CHANGED}|{NOT_COMPARED})(\*\*)?", "", text)
+
+
+def compare(text, now):
+    """Code may have changed after the page was made; but a page must not call new code changed."""
+    assert ageless(text) == ageless(now)
+    for line, line_now in zip(text.splitlines(), now.splitlines(), strict=True):
+        assert ageless(line) == line or ageless(line_now) != line_now
+
+
 def test_the_page_in_the_repository_is_what_the_saved_runs_make():
     # Otherwise: python -m benchmarks page
-    assert PAGE.read_text(encoding="utf-8") == page()
+    compare(PAGE.read_text(encoding="utf-8"), page())
+
+
+def test_a_page_may_be_older_than_a_change_of_code():
+    fresh, old = "a\n| full |\ncommit abc · 2 cores\n", f"a\n| full, {CHANGED} |\n"
+    old += f"commit abc, **{CHANGED}** · 2 cores\n"
+    compare(fresh, old)
+    compare(old, old)
+    compare(old, old.replace(CHANGED, NOT_COMPARED))  # with another release of Python
+    for wrong in (old, fresh.replace("abc", "abd"), fresh + "b\n"):
+        with pytest.raises(AssertionError):
+            compare(wrong, fresh)
 
 
 def test_every_program_and_every_saved_run_is_on_the_page():
@@ -96,6 +122,28 @@ def test_a_page_of_one_run(tmp_path):
     assert text.count("`: no saved run.") == len(PROGRAMS) - 1
     others = [p for name, p in PROGRAMS.items() if name != "symphony-fig5"]
     assert text.count(" | no saved run | – | none | ") == sum(len(p.asked) for p in others) > 0
+
+
+def test_a_run_whose_code_has_changed_is_called_that(tmp_path):
+    name = "symphony-fig6"
+    program = PROGRAMS[name]
+
+    def said(**of_run):
+        run = results.origin(program.module) | {"commit": "abc"} | of_run
+        results.save(body(name), run, 1.0, 1.0, folder=tmp_path)
+        lines = page(tmp_path).splitlines()
+        overview = next(line for line in lines if line.startswith(f"| [`{name}`]"))
+        how = next(line for line in lines if line.startswith(f"`python -m benchmarks {name}` · "))
+        return overview.split(" | ")[5], how.split(" · ")[4]
+
+    assert said() == ("full", "commit abc")
+    assert said(code="0f") == ("full, code changed since", "commit abc, **code changed since**")
+    other = ("full, code not compared", "commit abc, **code not compared**")
+    assert said(python="3.9.1") == other
+    run = results.load(name, tmp_path)
+    del run["code"]
+    (tmp_path / f"{name}.json").write_text(json.dumps(run))
+    assert other[0] in page(tmp_path)
 
 
 def test_a_run_with_options_names_them(tmp_path):
