@@ -16,9 +16,9 @@ def test_a_stream_says_what_its_batches_took():
     times = np.array([0.0, 0.2, 0.4, 0.6])
     workload = Recorded.record(times, Payloads([b""]), duration_s=1.0, warmup_s=0.1, seed=0)
     samples = [
-        Sample(0.0, 0.05, "answered", 200, answer='{"label": "9:1.0"}'),  # in the warm-up
-        Sample(0.2, 0.25, "answered", 200, answer='{"label": "2:40.0"}'),
-        Sample(0.4, 0.59, "answered", 200, answer='{"label": "1:30.0"}'),
+        Sample(0.0, 0.05, "answered", 200, answer=b'{"label": "9:1.0"}'),  # in the warm-up
+        Sample(0.2, 0.25, "answered", 200, answer=b'{"label": "2:40.0"}'),
+        Sample(0.4, 0.59, "answered", 200, answer=b'{"label": "1:30.0"}'),
         Sample(0.6, 0.61, "refused", 503),
     ]
     seen = Seen.of(LoadResult.from_samples(samples, workload, None, slo_s=0.1, cpu_s=0.0))
