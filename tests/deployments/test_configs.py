@@ -65,7 +65,7 @@ def test_serve_takes_it_and_listens_on_this_machine_only(config):
 
 def test_the_head_says_how_to_start_it_and_what_it_needs(config):
     first, second, *_ = head(config)
-    assert first.startswith(f"serve run configs/{config.name}")
+    assert first.startswith(f"ray-slo run configs/{config.name}")
     said = re.match(r"Needs: ([\d.]+) CPUs? \(workers\)", second)
     assert said, second
     cpus = sum(
@@ -163,4 +163,4 @@ def test_the_file_shows_where_to_switch(name):
     assert "none" in WORDS
     active = switched == text
     assert active == (name == "text-ramsis")  # which must work without a download
-    assert active or f"{WEIGHTS_VARIABLE}=none serve run configs/{name}.yaml" in text
+    assert active or f"{WEIGHTS_VARIABLE}=none ray-slo run configs/{name}.yaml" in text
