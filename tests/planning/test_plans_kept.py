@@ -25,8 +25,6 @@ from ray_slo.planning import (
     partition,
     queue_value,
     routing,
-    spot,
-    tiers,
 )
 from ray_slo.planning.auto import Demand
 from ray_slo.planning.auto.expected import bad_share, expected
@@ -55,12 +53,6 @@ from tests.planning.examples import (
 )
 from tests.planning.examples import (
     ramsis as ramsis_examples,
-)
-from tests.planning.examples import (
-    spot as spot_examples,
-)
-from tests.planning.examples import (
-    tiers as tiers_examples,
 )
 
 FILE = "planning/plans"
@@ -208,26 +200,6 @@ def test_kairos_and_its_bounds(seed):
     for bound in ("fluid", "paper"):
         made = kairos.plan(problem, bound)
         kept(FILE, f"kairos plan {seed} {bound}", figures(made))
-
-
-@pytest.mark.parametrize("per_hour", [0.1, 20 / 9, 30.0])
-@pytest.mark.parametrize("budget", [1.0, 2.0, 4.5])
-def test_spot_instances(per_hour, budget):
-    kept(
-        FILE,
-        f"spot {per_hour:.3g}, {budget}",
-        figures(spot.plan(spot_examples.problem(per_hour, budget))),
-    )
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_accuracy_tiers(seed):
-    for demand in (3.0, 12.0, 60.0):
-        made = tiers.plan(tiers_examples.problem(seed, demand=demand))
-        plan = made.best_effort if isinstance(made, Infeasible) else made
-        rows = {f.name: getattr(plan, f.name) for f in dataclasses.fields(plan)}
-        rows = {k: v for k, v in rows.items() if isinstance(v, float | int | str)}
-        kept(FILE, f"tiers {seed}, {demand}", rows)
 
 
 @pytest.mark.parametrize("demand", [20.0, 120.0, 500.0, 3000.0])
