@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ray_slo.planning import autoscale, best_effort, loki, routing
+from ray_slo.planning import best_effort, loki, routing
 from ray_slo.planning.loki.plans import Assignment, explain, swaps_of
 from ray_slo.planning.meanwhile import Plans
 from ray_slo.planning.placement import place
@@ -84,27 +84,3 @@ def test_best_efforts_without_a_solver(shape, workers, slo_s):
         found += [best_effort._time_shared(asked, in_turns) for in_turns in (True, False)]
         found.append(best_effort._fastest(asked))
     kept(FILE, f"best effort {shape}, {workers}, {slo_s}", condensed(found))
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_advice_to_scale(seed):
-    rng, found, state = random.Random(seed), [], autoscale.State()
-    for _ in range(80):
-        limits = autoscale.Limits(
-            rng.randint(0, 4),
-            rng.randint(4, 24),
-            rng.choice([0.0, 0.01, 0.125]),
-            idle_above=0.25,
-            keep_idle=rng.choice([0.0, 0.125, 0.25]),
-            periods_up=rng.randint(1, 2),
-            periods_down=rng.randint(1, 3),
-        )
-        signals = autoscale.Signals(
-            rng.randint(0, 20),
-            rng.choice([0.0, 0.01, 0.125, 0.5, 1.0]),
-            rng.choice([0.0, 0.25, 0.5, 0.75, 1.0]),
-        )
-        made = autoscale.plan(autoscale.Problem(signals, limits, state))
-        found.append(made)
-        state = (made.best_effort if isinstance(made, Infeasible) else made).state
-    kept(FILE, f"autoscale {seed}", condensed(found))

@@ -16,7 +16,6 @@ from ray_slo.core.demand import Demand as Rates
 from ray_slo.planning import (
     Infeasible,
     auto,
-    autoscale,
     best_effort,
     fluid,
     herd,
@@ -302,22 +301,6 @@ def test_groups_and_sub_clusters(seed):
     parts = partition.plan(partition_examples.problem(rates, sub_clusters=3))
     assert not isinstance(parts, Infeasible)
     kept(FILE, f"partition {seed}", [parts.objective, parts.bound, parts.rate_spread])
-
-
-def test_advice_to_scale():
-    limits = autoscale.Limits(1, 40, periods_down=2, keep_idle=0.05)
-    state, said = autoscale.State(), []
-    rng = random.Random(4)
-    workers = 10
-    for _ in range(60):
-        signals = autoscale.Signals(
-            workers, rng.choice([0.0, 0.005, 0.02, 0.3]), rng.choice([0.0, 0.05, 0.12, 0.5])
-        )
-        made = autoscale.plan(autoscale.Problem(signals, limits, state))
-        plan = made.best_effort if isinstance(made, Infeasible) else made
-        state, workers = plan.state, plan.workers
-        said.append([plan.workers, state.streak, state.wanted, plan.explanation])
-    kept(FILE, "autoscale", said)
 
 
 @pytest.mark.parametrize("kind", ["ewma", "peak", "holt"])
