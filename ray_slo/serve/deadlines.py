@@ -39,6 +39,9 @@ PROXY_CALLBACK_ENV = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 PROXY_CALLBACK = "ray_slo.serve.proxy:middlewares"
 
 HTTP_PAGE = "docs/reference/http.md"
+# Frontends have answered this long after the deadline. So a caller gets the answer within a second.
+ANSWERED_S = 0.9
+LATE_BODY_S = 0.5  # time for a body after its deadline, so that late requests get the right error
 LATENCY_HEADER = "x-slo-latency-ms"
 CLASS_HEADER = "x-slo-class"
 TIMEOUT_HEADER = "x-request-timeout-seconds"

@@ -24,14 +24,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from ray_slo.serve.errors import RefusedEarly
+if TYPE_CHECKING:  # HAProxy's rules import this module, and must not import Ray
+    from ray_slo.serve.errors import RefusedEarly
 
 # Requests that go on, as a multiple of what the workers can do by the deadline. The scheduler then
-# chooses among them.
+# chooses among them. HAProxy multiplies only by whole numbers.
 SLACK = 2.0
-_FEW = 64  # this many requests may always be on their way
+FEW = 64  # this many requests may always be on their way
+PLACES_KEPT = 1024  # largest number of places that a proxy knows
+OURS_S = 60.0  # an application of ray-slo is known to a proxy for this long after an answer
 _MOST_WAITING = 2000  # largest number of waiting requests
 _STRANGERS = 16  # largest number of strangers on their way that count
 STRANGER_S = 1.0  # seconds for which a stranger on its way counts, because nobody may answer it
@@ -80,7 +83,7 @@ class NowKnown(Exception):
     """More is known of a request that waits than when it came. It has to come again."""
 
 
-Verdict = RefusedEarly | NowKnown | None
+Verdict: TypeAlias = "RefusedEarly | NowKnown | None"
 """None if a request goes on."""
 Key = tuple[Rank, float, int]
 _rank_of = itemgetter(0)
@@ -185,7 +188,7 @@ class Gate:
             )
             return _refusal("would_miss", said, wait_s)
         ahead = before + bisect_right(self._inside, key)
-        too_many_for_them = rate is not None and ahead >= max(_FEW, SLACK * rate * left_s)
+        too_many_for_them = rate is not None and ahead >= max(FEW, SLACK * rate * left_s)
         if not too_many_for_them and (most is None or ahead < most):
             return None
         again_s = ahead / rate if rate else _AGAIN_S
@@ -432,4 +435,6 @@ def _unheard(said: Verdict) -> None:
 
 
 def _refusal(reason: str, said: str, retry_after_s: float) -> RefusedEarly:
+    from ray_slo.serve.errors import RefusedEarly
+
     return RefusedEarly(said, reason=reason, retry_after_s=retry_after_s)

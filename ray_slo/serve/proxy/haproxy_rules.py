@@ -17,11 +17,13 @@ from collections.abc import Iterator
 
 from ray_slo.core.environment import MARK
 from ray_slo.serve.deadlines import (
+    ANSWERED_S,
     ARRIVED_HEADER,
     ATTEMPT_HEADER,
     CAPACITY_HEADER,
     CLASS_HEADER,
     KNOWN_HEADER,
+    LATE_BODY_S,
     LATENCY_HEADER,
     MARK_HEADER,
     NO_PLACE,
@@ -30,19 +32,17 @@ from ray_slo.serve.deadlines import (
     TIMEOUT_HEADER,
     WHOLE_HEADER,
 )
+from ray_slo.serve.proxy.gate import FEW, OURS_S, PLACES_KEPT, SLACK
 
 RETRIES = 5  # a single dead frontend is marked down at the third; Serve's proxy then takes over
 GRPC_PATH = "/ray_slo.v1.Inference/"
-_GRACE_MS = 900  # frontends have answered this long after the deadline
-_FEW = 64  # this many requests always pass; as in `gate`
-_SLACK = 2  # requests that pass, as a multiple of what the workers can serve; as in `gate`
+_GRACE_MS = round(1e3 * ANSWERED_S)
 _LONG = 2  # from this multiple of the model's SLO on, a request's time is long
 _PLACES = "rayslo_places"  # table of the facts in a place's answers
 _APPS = "rayslo_apps"  # table of the backends of applications of ray-slo
 _INSIDE = "rayslo_inside"  # table of requests in progress, by path and kind
-_PLACES_KEPT, _KEPT = 1024, "1d"  # largest number of places, and how long after their last use
-_APP_KEPT = "60s"  # as in `door`
-_LATE_MS = 500  # time for a body after its request's deadline; as in `frontend.http`
+_KEPT = "1d"  # how long after its last use a place is known
+_LATE_MS = round(1e3 * LATE_BODY_S)
 _BODY_MS = (500, 1000, 2000, 5000, 10_000, 60_000)  # possible time limits of a body in HAProxy
 _HEAD_BYTES = 8192  # bytes of a buffer that the head and HAProxy itself need
 
@@ -55,9 +55,9 @@ _CONFIRMED = f"{{ res.hdr({CAPACITY_HEADER}) -m sub ; }}"  # by the frontend tha
 def tables() -> str:
     """Return the sections with the tables of places, applications, and requests in progress."""
     tables = {
-        _PLACES: f"len 512 size {_PLACES_KEPT} expire {_KEPT} store gpt(3),gpc0",
-        _APPS: f"len 256 size {_PLACES_KEPT} expire {_APP_KEPT} store gpc0",
-        _INSIDE: f"len 512 size {4 * _PLACES_KEPT} expire {_KEPT} store conn_cur",
+        _PLACES: f"len 512 size {PLACES_KEPT} expire {_KEPT} store gpt(3),gpc0",
+        _APPS: f"len 256 size {PLACES_KEPT} expire {OURS_S:g}s store gpc0",
+        _INSIDE: f"len 512 size {4 * PLACES_KEPT} expire {_KEPT} store conn_cur",
     }
     return "".join(
         f"\nbackend {name}\n    stick-table type string {table}\n" for name, table in tables.items()
@@ -205,8 +205,8 @@ def _door() -> Iterator[str]:
     yield f"{_SET}(txn.slo_kind) str(long) if {is_long}"
     yield f"{_SET}(txn.slo_left) var(txn.slo_long) if {is_long}"
     yield f"{_SET}(txn.slo_can) var(txn.slo_rate),mul(txn.slo_left),div(1000)"
-    yield f"{_SET}(txn.slo_limit) var(txn.slo_can),mul({_SLACK})"
-    yield f"{_SET}(txn.slo_limit) int({_FEW}) if {{ var(txn.slo_limit) -m int lt {_FEW} }}"
+    yield f"{_SET}(txn.slo_limit) var(txn.slo_can),mul({SLACK:g})"
+    yield f"{_SET}(txn.slo_limit) int({FEW}) if {{ var(txn.slo_limit) -m int lt {FEW} }}"
     yield f"{_SET}(txn.slo_spare) var(txn.slo_most),sub(txn.slo_limit)"
     yield f"{_SET}(txn.slo_limit) var(txn.slo_most) if {{ var(txn.slo_spare) -m int lt 0 }}"
     yield f"{_SET}(txn.slo_key) var(txn.slo_path),concat(:,txn.slo_kind) if {_OURS}"
@@ -229,7 +229,7 @@ def _strangers() -> Iterator[str]:
     """Refuse requests of an application to places that it has not confirmed, beyond a few."""
     body = (
         '{"error": "RefusedEarly", "reason": "queue_full", "message": '
-        f'"{_FEW} requests for models, classes or paths that have not been answered yet are on '
+        f'"{FEW} requests for models, classes or paths that have not been answered yet are on '
         'their way", "retry_after_s": 1}'
     )
     is_strange = f"{{ var(txn.slo_app),in_table({_APPS}) }} !{_OURS}"
@@ -237,5 +237,5 @@ def _strangers() -> Iterator[str]:
     yield f"{_SET}(txn.slo_strange) var(txn.slo_key),table_conn_cur({_INSIDE}) if {is_strange}"
     yield (
         f"http-request return status 503 content-type application/json string '{body}' "
-        f"hdr retry-after 1 if {{ var(txn.slo_strange) -m int ge {_FEW} }}"
+        f"hdr retry-after 1 if {{ var(txn.slo_strange) -m int ge {FEW} }}"
     )
