@@ -1,13 +1,13 @@
 """Beyond Kairos: hardware and variants in one plan, compared with hardware first.
 
-Accuracy tiers under a cost budget of $2.5/h (`ray_slo.planning.tiers`). Each model has three
-**made-up** variants: the model of `zoos/kairos_ec2.csv`, and two that take half and a quarter of
-its time per item. (The fixed part stays.) These have 99 and 97 % of its accuracy. Demand is in
-multiples of what the best pool for the full model can be planned for.
+Accuracy tiers under a cost budget of $2.5/h (the planner `auto`). Each model has three **made-up**
+variants: the model of `zoos/kairos_ec2.csv`, and two that take half and a quarter of its time per
+item. (The fixed part stays.) These have 99 and 97 % of its accuracy. Demand is in multiples of what
+the best pool for the full model can be planned for.
 
-* *hardware first*: the pool that `kairos` plans for the full model. Then the best variant for each
-  of its instances is chosen, by the same program with the instances given.
-* *together*: instances and variants in one plan. *with batches*: with batches of up to 8, too.
+* *hardware first*: the pool that `kairos` plans for the full model. Then `auto` chooses the best
+  variant for each of its instances.
+* *together*: `auto` plans instances and variants. *with batches*: with batches of up to 8, too.
 
 *Accuracy*, *cost* and *served* are those of the plan. *Simulated* and *bad* are the accuracy of the
 good requests, and the share that is late or dropped. They are simulated under the `kairos` policy,
@@ -17,22 +17,30 @@ which ignores accuracies. So it follows a plan only where the rented instances l
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import Any
 
 import numpy as np
 
 from benchmarks.harness.rows import Row
-from benchmarks.kairos.systems import KAIROS, TYPES, Case, Policy, planned
-from ray_slo.core import Cluster, LatencyProfile, Model, Variant, Worker
-from ray_slo.planning import Infeasible, tiers
+from benchmarks.kairos.systems import (
+    KAIROS,
+    TYPES,
+    Case,
+    Policy,
+    planned,
+    planned_by_auto,
+    report_of,
+)
+from ray_slo.core import LatencyProfile, Variant
+from ray_slo.planning import auto
 from ray_slo.planning.catalogue import CATALOGUE
-from ray_slo.policies import make_policy
-from ray_slo.simulation import simulate
 
 SOURCE = "ray-slo"
 BATCHING: Policy = ("kairos", {"batch": True})
 TIERS = (("full", 1.0, 100.0), ("half", 0.5, 99.0), ("quarter", 0.25, 97.0))
 FACTORS = (0.6, 1.0, 1.3, 1.7, 2.2)
+KINDS = [auto.Kind(t.name, 0, 50, t.price_per_hour) for t in TYPES]
 
 
 def run(quick: bool, seed: int) -> list[Row]:
@@ -41,30 +49,34 @@ def run(quick: bool, seed: int) -> list[Row]:
     for model in ("RM2",) if quick else ("RM2", "WND", "DIEN"):
         case = Case(model)
         first = planned(case.problem())
+        every = variants(case)
+        systems: tuple[tuple[str, Policy, dict[str, Any]], ...] = (
+            ("hardware first", KAIROS, {"present": first.counts}),
+            ("together", KAIROS, {}),
+            ("together, with batches", BATCHING, BATCHES),
+        )
         for factor in FACTORS[2:3] if quick else FACTORS:
             demand = factor * 0.9 * first.bound
-            problem = tiered(case, demand)
-            batched = tiered(case, demand, batch_sizes=(1, 2, 4, 8))
-            for name, policy, asked, counts in (
-                ("hardware first", KAIROS, problem, first.counts),
-                ("together", KAIROS, problem, None),
-                ("together, with batches", BATCHING, batched, None),
-            ):
+            for name, policy, how in systems:
                 began = time.process_time()
-                made = tiers.plan(asked, counts)
+                plan = planned_by_auto(
+                    case, demand, every, KINDS, budget_per_hour=case.budget, **how
+                )
                 took.append(time.process_time() - began)
-                plan = made.best_effort if isinstance(made, Infeasible) else made
-                accuracy, bad = simulated(case, asked, plan, policy, requests, seed)
+                report = report_of(case, demand, every, plan, policy, requests=requests, seed=seed)
                 label = f"{model}, {factor:g} × ({demand:.3g} req/s) · {name} {text(plan)}"
                 rows += [
                     Row(label, "accuracy", "%", plan.accuracy),
                     Row(label, "cost", "$/h", plan.cost_per_hour),
-                    Row(label, "served", "%", 100 * (1 - plan.shed_share)),
-                    Row(label, "simulated", "%", accuracy),
-                    Row(label, "bad", "%", 100 * bad),
+                    Row(label, "served", "%", 100 * plan.served[model]),
+                    Row(label, "simulated", "%", report.accuracy),
+                    Row(label, "bad", "%", 100 * report.bad_rate()),
                 ]
     rows.append(Row("all plans", "CPU time", "ms, median", 1e3 * float(np.median(took))))
     return rows
+
+
+BATCHES = {"batch_sizes": (1, 2, 4, 8), "waiting_factor": 2.0}
 
 
 def variants(case: Case) -> list[Variant]:
@@ -80,46 +92,11 @@ def variants(case: Case) -> list[Variant]:
     ]
 
 
-def tiered(case: Case, demand: float, **kwargs: Any) -> tiers.Problem:
-    sizes = case.problem().sizes
-    return tiers.Problem(TYPES, variants(case), demand, case.slo_s, sizes, case.budget, **kwargs)
-
-
-def simulated(
-    case: Case,
-    problem: tiers.Problem,
-    plan: tiers.Plan,
-    policy: Policy,
-    requests: int,
-    seed: int,
-) -> tuple[float | None, float]:
-    """Simulate; return the accuracy of good requests in percent, and the share of the others."""
-    workers = [
-        Worker(f"{a.type}-{a.variant}-{i}", a.type, frozenset({a.variant}))
-        for a in plan.assignments
-        for i in range(a.instances)
-    ]
-    model = Model(case.model, case.slo_s, tuple(problem.variants))
-    duration = requests / problem.demand
-    report = simulate(
-        make_policy(*policy),
-        Cluster.of([model], workers),
-        case.workload(problem.demand),
-        duration_s=duration,
-        warmup_s=0.05 * duration,
-        seed=seed,
-    )
-    return report.accuracy, report.bad_rate()
-
-
-def text(plan: tiers.Plan) -> str:
+def text(plan: auto.Plan) -> str:
     """Return the number of full/half/quarter instances of each rented type of Table 4."""
+    count = Counter((slot.kind, slot.variants[0]) for slot in plan.slots)
     return " ".join(
-        f"{name.split('.')[0]} "
-        + "/".join(
-            str(sum(a.instances for a in plan.assignments if (a.type, a.variant) == (name, v)))
-            for v, _, _ in TIERS
-        )
+        f"{name.split('.')[0]} " + "/".join(str(count[name, v]) for v, _, _ in TIERS)
         for name in CATALOGUE
-        if name in plan.counts
+        if any(kind == name for kind, _ in count)
     )

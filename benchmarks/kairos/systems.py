@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import csv
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from heapq import heapify, heapreplace
 from pathlib import Path
@@ -24,11 +25,14 @@ import numpy as np
 
 from benchmarks.peers.deeprecsys import climb
 from ray_slo.core import Cluster, LatencyProfile, Model, Variant, Worker
-from ray_slo.planning import kairos
+from ray_slo.core.trees import Tree
+from ray_slo.planning import auto, kairos
+from ray_slo.planning.auto.sizes import classes_of, ends_of
 from ray_slo.planning.catalogue import CATALOGUE, InstanceType
 from ray_slo.planning.kairos import Configuration
+from ray_slo.planning.result import Infeasible
 from ray_slo.policies import make_policy
-from ray_slo.simulation import Gaussian, LogNormal, Workload, goodput_search, simulate
+from ray_slo.simulation import Gaussian, LogNormal, Report, Workload, goodput_search, simulate
 
 MODELS = ("NCF", "RM2", "WND", "MT-WND", "DIEN")
 TYPES: tuple[InstanceType, ...] = tuple(CATALOGUE.values())
@@ -113,6 +117,55 @@ def planned(problem: kairos.Problem, *how: Any) -> kairos.Plan:
     plan = kairos.plan(problem, *how)
     assert isinstance(plan, kairos.Plan)
     return plan
+
+
+def planned_by_auto(
+    case: Case, demand: float, variants: Sequence[Variant], kinds: Sequence[auto.Kind], **how: Any
+) -> auto.Plan:
+    """Return the plan of `auto` for a demand in requests/s, or its best effort. A worker has one
+    variant. By default it runs one request at a time."""
+    named = [auto.Variant(v.name, v.accuracy or 100.0, v.profiles) for v in variants]
+    problem = auto.Problem(
+        (auto.Model(case.model, tuple(named)),),
+        (Tree.of_model(case.model, {"": case.problem().xi * case.slo_s}),),
+        {case.model: auto.Demand(demand)},
+        tuple(kinds),
+        **{"sharing": False, "batch_sizes": (1,), "waiting_factor": 1.0, **how},
+    )
+    (model,) = problem.models
+    counts = Counter(np.asarray(case.problem().sizes).tolist())
+    sizes = classes_of(counts, ends_of(problem, model))
+    made = auto.plan(replace(problem, models=(replace(model, sizes=sizes),)))
+    return made.best_effort if isinstance(made, Infeasible) else made
+
+
+def report_of(
+    case: Case,
+    demand: float,
+    variants: Sequence[Variant],
+    plan: auto.Plan,
+    policy: Policy = KAIROS,
+    *,
+    requests: int,
+    **simulate_kwargs: Any,
+) -> Report:
+    """Simulate the workers of a plan. Their ids are those of their kinds, with numbers."""
+    numbers: Counter[str] = Counter()
+    workers = []
+    for slot in plan.slots:
+        workers.append(
+            Worker(f"{slot.kind}-{numbers[slot.kind]}", slot.kind, frozenset(slot.variants))
+        )
+        numbers[slot.kind] += 1
+    duration = requests / demand
+    return simulate(
+        make_policy(*policy),
+        Cluster.of([Model(case.model, case.slo_s, tuple(variants))], workers),
+        case.workload(demand),
+        duration_s=duration,
+        warmup_s=0.05 * duration,
+        **simulate_kwargs,
+    )
 
 
 def searched(

@@ -3,8 +3,7 @@
 24 models of the 1080Ti zoo with their own SLOs run on 512 GPUs (48 with `--quick`). Arrivals are
 Poisson, with rates that rise and fall. (Those of the paper come from 150 hours of unpublished
 videos.) The peak is what the GPUs could serve if all batches were the largest possible; that is
-just too much. Every half second, the bad rate and the idle time become an advice
-(`ray_slo.planning.autoscale`).
+just too much. Every half second, the bad rate and the idle time become an advice (`Advice`).
 
 *Fixed*: all GPUs run all the time, as in the paper, and the advice is only recorded. *Followed*:
 the cluster follows the advice, up to 1.5 times the size. GPUs come and go at once, and no model has
@@ -35,8 +34,6 @@ from benchmarks.harness.rows import Row
 from benchmarks.symphony.fig9 import largest
 from benchmarks.zoos import ZooModel, load
 from ray_slo.core import BatchOutcome, Cluster, Decision, Dispatch, Drop, Policy, Request, WorkerId
-from ray_slo.planning.autoscale import Limits, Problem, Signals, State, plan
-from ray_slo.planning.result import Infeasible
 from ray_slo.policies import make_policy
 from ray_slo.simulation import Workload, simulate
 from ray_slo.simulation.workloads import changing_rates
@@ -55,6 +52,7 @@ ASKED = [
 GPUS, QUICK_GPUS, MODELS, CALM = 512, 48, 24, 0.6
 PERIOD_S, ADVICE_S = 2.0, 0.5
 TOLERANCE_S = 1e-6
+BAD_ABOVE, IDLE_ABOVE, KEEP_IDLE, PERIODS_DOWN = 0.01, 0.15, 0.1, 2  # of the advice
 
 POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deferred, consolidate": ("deferred", {"objective": "consolidate"}),
@@ -82,6 +80,39 @@ class Sample:
     advice: int
 
 
+class Advice:
+    """The advised number of GPUs, by the bad rate and the idle time of a period (Symphony §3.5).
+
+    Let the goodput stay at its peak p at any load above p (a "flat top"). At a load o > p the bad
+    rate is r = (o − p)/o, and N·r/(1 − r) more GPUs would serve everything. At o < p the idle
+    fraction is f = (p − o)/p, and N·f GPUs could be removed. Here `KEEP_IDLE` of the time stays
+    idle, and `PERIODS_DOWN` periods in a row must have had too many GPUs. The least number of them
+    that any of these periods could spare is removed.
+
+    Worked example: 8 GPUs with 20 % bad requests have the load of 10. Of 8 GPUs that are idle for
+    30 % of the time, 5.6 are busy on average. 7 of them leave 10 % idle.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._enough: list[int] = []  # GPUs that these periods needed
+
+    def after(self, gpus: int, bad_rate: float, idle: float) -> int:
+        """Return the advised number of GPUs, given the bad rate and the idle fraction of these."""
+        enough = math.ceil(gpus * (1 - idle) / (1 - KEEP_IDLE) - 1e-9)
+        if bad_rate <= BAD_ABOVE and idle > IDLE_ABOVE and enough < gpus:
+            self._enough.append(enough)
+            if len(self._enough) == PERIODS_DOWN:
+                gpus = max(self._enough)
+                self._enough.clear()
+        else:
+            self._enough.clear()
+            if bad_rate > BAD_ABOVE:
+                more = gpus * bad_rate / (1 - bad_rate) if bad_rate < 1 else self._most
+                gpus += math.ceil(more - 1e-9)
+        return min(max(gpus, 1), self._most)
+
+
 class Autoscaled:
     """A policy that sees only the first workers of the cluster, as many as advised.
 
@@ -89,7 +120,7 @@ class Autoscaled:
 
     Args:
         policy: a new policy.
-        limits: limits of the advice.
+        most: largest number of workers.
         workers: initial number of workers.
         every_s: time between two advices; longer than any batch.
         until_s: time of the last advice.
@@ -101,7 +132,7 @@ class Autoscaled:
     def __init__(
         self,
         policy: Policy,
-        limits: Limits,
+        most: int,
         workers: int,
         *,
         every_s: float,
@@ -110,13 +141,12 @@ class Autoscaled:
     ) -> None:
         self.samples: list[Sample] = []
         self._policy = policy
-        self._limits = limits
+        self._advice = Advice(most)
         self._size = workers
         self._every_s = every_s
         self._until_s = until_s
         self._follow = follow
         self._at = self._every_s  # time of the next advice
-        self._state = State()
         self._cluster = Cluster.of([], [])
         self._running: dict[int, tuple[float, float]] = {}  # by batch: predicted (start, finish)
         self._busy_s = 0.0
@@ -157,25 +187,16 @@ class Autoscaled:
         running = sum(min(f, self._at) - max(s, since) for s, f in self._running.values())
         busy = (self._busy_s + running) / every
         answered = self._good + self._bad
-        signals = Signals(
-            workers=self._size,
-            bad_rate=self._bad / answered if answered else 0.0,
-            # Workers that were removed may still be busy, so more may be busy than there are.
-            idle_fraction=max(0.0, 1 - busy / self._size),
-        )
-        found = plan(Problem(signals, self._limits, self._state))
-        advised = found.best_effort if isinstance(found, Infeasible) else found
+        # Workers that were removed may still be busy, so more may be busy than there are.
+        idle = max(0.0, 1 - busy / self._size)
+        advised = self._advice.after(self._size, self._bad / answered if answered else 0.0, idle)
         self.samples.append(
-            Sample(
-                *(self._at, self._size, busy, self._arrived, self._good, self._bad),
-                advised.workers,
-            )
+            Sample(self._at, self._size, busy, self._arrived, self._good, self._bad, advised)
         )
-        self._state = advised.state
         self._busy_s, self._arrived, self._good, self._bad = 0.0, 0, 0, 0
         self._at = self._at + every if self._at + every <= self._until_s else math.inf
-        if self._follow and advised.workers != self._size:
-            self._size = advised.workers
+        if self._follow and advised != self._size:
+            self._size = advised
             self._show(now)
 
     def _show(self, now: float) -> None:
@@ -210,7 +231,7 @@ def run(quick: bool, seed: int) -> list[Row]:
         for name, (policy, kwargs) in POLICIES.items():
             host = Autoscaled(
                 make_policy(policy, kwargs),
-                Limits(1, most, idle_above=0.15, keep_idle=0.1, periods_down=2),
+                most,
                 gpus,
                 every_s=ADVICE_S,
                 until_s=periods * PERIOD_S,

@@ -20,6 +20,7 @@ from ray_slo.core.load import LoadMonitor
 
 Kind = Literal["ewma", "peak", "holt"]
 
+HEADROOM_QUANTILE = 0.95  # a live plan is for this quantile of the Poisson arrivals in a second
 LEAST_RATE = 0.1  # requests per second: no plan is made for less
 # An average needs this many arrivals, if the longest window has them. Otherwise a plan for a few
 # requests per second would follow their noise.

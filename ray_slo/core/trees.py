@@ -15,6 +15,9 @@ from ray_slo.core.explain import Misplaced
 from ray_slo.core.names import nearest
 
 DEFAULT_CLASS = ""
+WAITING_FACTOR = 2.0
+"""Planned time of a request at a task, in executions of a batch: it waits for as long as it runs
+(Loki §4.1)."""
 
 
 @dataclass(frozen=True)

@@ -196,8 +196,7 @@ class LoadResult:
         return paths
 
     def plot(self) -> Figure:
-        """Plot the latency over time, with a point per request, and the distribution of
-        latencies."""
+        """Plot the latency over time, with a point per request."""
         return plot_runs({"": self})
 
 
@@ -232,26 +231,6 @@ def plot_runs(runs: Mapping[str, LoadResult]) -> Figure:
             axis.set_title(name, loc="left", fontsize=9)
         axis.legend(fontsize=7, loc="upper right", frameon=False, ncols=3, markerscale=2)
     axes[-1].set_xlabel("intended send time (s)")
-    return figure
-
-
-def plot_latency_cdf(runs: Mapping[str, LoadResult]) -> Figure:
-    """Plot the share of *all* requests that were answered within a time. Refused and lost requests
-    count as never answered."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 3.4), layout="constrained")
-    axis = figure.subplots()
-    for name, run in runs.items():
-        frame = run.measured
-        latency = np.sort(frame.loc[frame["status"].isin(("ok", "late")), "latency_s"].to_numpy())
-        share = np.arange(1, len(latency) + 1) / max(len(frame), 1)
-        axis.step(1e3 * latency, 100 * share, where="post", label=name, linewidth=1.4)
-    slo_s = next(iter(runs.values())).slo_s
-    axis.axvline(1e3 * slo_s, linewidth=0.8, linestyle="--", color="#888888")
-    axis.set(xscale="log", xlabel="latency (ms)", ylabel="answered (% of all requests)")
-    axis.set_ylim(0, 101)
-    axis.legend(fontsize=8, frameon=False)
     return figure
 
 

@@ -34,9 +34,6 @@ class InstanceType(Strict):
         memory_gb: main memory, if known.
         accelerator_type: Ray's name of the accelerator ("T4"), if there is one.
         resources: resources of one worker: num_cpus, num_gpus and custom resources.
-        spot_price_per_hour: price of a spot instance, if there are any. These prices change every
-            day and by region, so `CATALOGUE` has none.
-        interruptions_per_hour: mean number of times that a spot instance is taken away per hour.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -46,13 +43,6 @@ class InstanceType(Strict):
     memory_gb: PositiveFloat | None = None
     accelerator_type: str | None = None
     resources: dict[str, NonNegativeFloat] = Field(default_factory=dict)
-    spot_price_per_hour: Price | None = None
-    interruptions_per_hour: NonNegativeFloat = 0.0
-
-    def availability(self, replacement_s: float) -> float:
-        """Return the share of the time for which a spot instance is present. Another one replaces
-        it `replacement_s` seconds after an interruption."""
-        return 1 / (1 + self.interruptions_per_hour * replacement_s / 3600)
 
     @property
     def ray_actor_options(self) -> dict[str, object]:

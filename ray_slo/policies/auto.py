@@ -59,7 +59,7 @@ class Auto(Abilities):
         preempt: running batches may be stopped.
         trees: trees of the application, as JSON; models without a tree are trees of one task.
         planned: a planner assigns variants to workers.
-        waiting_factor, communication_s: as in `policies.composed.Composed`.
+        communication_s: as in `policies.composed.Composed`.
         live_slo_ms: the shortest SLO, milliseconds. A live host sets it, because its clock and
             batch times are not exact.
 
@@ -84,7 +84,6 @@ class Auto(Abilities):
         preempt: bool = False,
         trees: Sequence[Mapping[str, Any]] = (),
         planned: bool = False,
-        waiting_factor: Positive = 2.0,
         communication_s: NonNegative = 0.0,
         live_slo_ms: Positive | None = None,
     ) -> None:
@@ -94,7 +93,6 @@ class Auto(Abilities):
         self.told_of(
             [Tree.from_json(tree) for tree in trees],
             planned=planned,
-            waiting_factor=waiting_factor,
             communication_s=communication_s,
         )
         self._explain = False
@@ -119,12 +117,11 @@ class Auto(Abilities):
         trees: Sequence[Tree],
         *,
         planned: bool = False,
-        waiting_factor: float = 2.0,
         communication_s: float = 0.0,
     ) -> None:
         """The application's shape, before the first event; arguments as in the class."""
         self._trees, self._planned = list(trees), planned
-        self._composing = {"waiting_factor": waiting_factor, "communication_s": communication_s}
+        self._composing = {"communication_s": communication_s}
         self._tree_of = {tree.root: tree.name for tree in trees}
         # A plan keeps a part of a pipeline's SLO for every task; a choice per batch does not.
         self.follows_assignments = any(len(tree.tasks) > 1 for tree in trees)

@@ -27,7 +27,7 @@ from ray_slo.core.decisions import Action, Decision, Dispatch, Drop, DropReason
 from ray_slo.core.policy import InFlight, Policy, PolicyWrapper, wrapper
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.requests import BatchOutcome, Request, RequestId, WorkerId
-from ray_slo.core.trees import Tree, tree_of_task
+from ray_slo.core.trees import WAITING_FACTOR, Tree, tree_of_task
 from ray_slo.policies.shared.choice import Choice, Lane, serving
 from ray_slo.policies.shared.paths import Part, parts_of, planned_batches
 from ray_slo.policies.shared.refusals import TOLERANCE_S
@@ -59,7 +59,6 @@ class Composed(PolicyWrapper):
     Args:
         policy: the inner policy.
         trees: trees of the application; a model without a tree is a tree of one task.
-        waiting_factor: planned time of a task, in executions of a batch.
         communication_s: time from a task to the next one, seconds.
 
     Raises:
@@ -74,14 +73,12 @@ class Composed(PolicyWrapper):
         policy: Policy,
         trees: Sequence[Tree] = (),
         *,
-        waiting_factor: float = 2.0,
         communication_s: float = 0.0,
     ) -> None:
         super().__init__(policy)
         self._trees = {tree.name: tree for tree in trees}
         tree_of_task(self._trees)
         self._has_classes = any(len(tree.slos_s) > 1 for tree in trees)
-        self._waiting_factor = waiting_factor
         self._communication_s = communication_s
         self._choice = None if getattr(policy, "chooses_variants", True) else Choice()
         self._parts: dict[str, Part] = {}
@@ -249,10 +246,10 @@ class Composed(PolicyWrapper):
         for tree in self._trees.values():
             models = {t.name: t.model for t in tree.tasks}
             used = self._used(tree, quickest, slowest)
-            sizes = planned_batches(tree, used, self._waiting_factor, self._communication_s)
+            sizes = planned_batches(tree, used, self._communication_s)
             times = {
                 task: planned_s.get(model)
-                or self._waiting_factor * (delay(1) + used[task].latency(sizes[task]))
+                or WAITING_FACTOR * (delay(1) + used[task].latency(sizes[task]))
                 for task, model in models.items()
                 if task in used
             }
@@ -270,7 +267,7 @@ class Composed(PolicyWrapper):
                 if profile is None or part.variant not in worker.loaded:
                     continue
                 size = max(min(part.batch_size, profile.max_batch_size), 1)
-                planned_s = self._waiting_factor * (cluster.delay(size) + profile.latency(size))
+                planned_s = WAITING_FACTOR * (cluster.delay(size) + profile.latency(size))
                 model = model_of[part.variant]
                 found[model] = max(found.get(model, 0.0), planned_s)
         return found
@@ -293,7 +290,7 @@ class Composed(PolicyWrapper):
                 for last in below
             )
             slow = slowest[task.model]
-            if self._waiting_factor * (least_s + slow.latency(1)) <= min(tree.slos_s.values()):
+            if WAITING_FACTOR * (least_s + slow.latency(1)) <= min(tree.slos_s.values()):
                 used[task.name] = slow
         return used
 

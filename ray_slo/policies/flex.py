@@ -32,12 +32,12 @@ is small enough to be preempted. Unlike `deferred`, nothing is sent ahead to a b
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from operator import attrgetter
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -51,8 +51,6 @@ from ray_slo.core.requests import BatchOutcome, BatchStatus, Request, WorkerId
 from ray_slo.policies.batching import LIVE_MARGIN
 from ray_slo.policies.shared.refusals import TOLERANCE_S, drops
 from ray_slo.policies.shared.timers import Timers
-
-Gathering = Literal["largest", "prefix"]
 
 _deadline = attrgetter("deadline")
 
@@ -119,7 +117,6 @@ class Flex(Abilities):
     Args:
         lambda_: a batch this many times as large preempts; above 1. 3.03 is proven for any
             number of GPUs and models, 2.38 for one of each.
-        gathering: `largest`, or `prefix` (Algorithm 2 to the letter).
         preemption: False for "SHEPHERD-NP" (§7.2).
         max_batch_size: upper bound, in addition to the profile's (§5.2: 128).
         margin_ms: time kept between a batch's predicted end and its earliest deadline.
@@ -144,7 +141,6 @@ class Flex(Abilities):
     def __init__(
         self,
         lambda_: Annotated[float, Field(gt=1)] = 3.03,
-        gathering: Gathering = "largest",
         *,
         preemption: bool = True,
         max_batch_size: Count = 128,
@@ -153,7 +149,6 @@ class Flex(Abilities):
     ) -> None:
         self._lambda = lambda_ if preemption else math.inf
         self.preempts = preemption
-        self._prefix = gathering == "prefix"
         self._max_batch_size = max_batch_size
         self._margin_s = margin_ms / 1e3
         self._preempt_delay_ms = preempt_delay_ms
@@ -362,12 +357,6 @@ class Flex(Abilities):
         upper = min(count(1), lane.most)
         if not upper:
             return 0, 0
-        if self._prefix:
-            first = queue.position(start + reach[0]) + claimed
-            i = bisect_left(running, start + reach[0], key=_deadline)
-            heads = ([queue[first]] if first < len(queue) else []) + list(running[i : i + 1])
-            size = bisect_right(reach, min(h.deadline for h in heads) - start, hi=upper)
-            return first, size
         size = upper
         if count(upper) < upper:  # the larger the batch, the fewer requests have time for it
             size = bisect_left(range(1, upper), True, key=lambda b: count(b) < b)
@@ -391,8 +380,6 @@ class Flex(Abilities):
                 items = more
             if items > best[1]:
                 best = i, items
-            if items and self._prefix:
-                break
             if behind[len(queue) - i - 1] <= best[1] or best[1] >= lane.most:
                 break  # later ones are not larger
         return best

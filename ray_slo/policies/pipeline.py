@@ -9,10 +9,10 @@ request goes, with a low-discrepancy sequence in place of random numbers. If the
 left, the request goes to the group that would finish it first. As soon as workers are idle, they
 take their waiting requests in the order of deadlines, in batches of at most the configured size.
 
-The *budget* of a task. By the plan, Σ waiting_factor · ℓ(configured batch) on a path is within the
-SLO: the factor, 2, is for a wait as long as an execution (§4.1). So the time of a request at a
-task, with its wait, is compared with waiting_factor · ℓ. Compared with ℓ alone, as §4.2 may be
-read, every waiting request would be late.
+The *budget* of a task. By the plan, Σ 2 · ℓ(configured batch) on a path is within the SLO: the
+factor (`WAITING_FACTOR`) is for a wait as long as an execution (§4.1). So the time of a request at
+a task, with its wait, is compared with 2 · ℓ. Compared with ℓ alone, as §4.2 may be read, every
+waiting request would be late.
 
 What happens to a request that is late by x at a task, compared with its budget (§5.2, §6.3):
 
@@ -53,9 +53,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from ray_slo.core.arguments import NonNegative, Positive, checked
 from ray_slo.core.cluster import Cluster
@@ -70,6 +68,7 @@ from ray_slo.core.requests import (
     Upstream,
     WorkerId,
 )
+from ray_slo.core.trees import WAITING_FACTOR
 from ray_slo.planning import routing
 from ray_slo.policies.pipeline_groups import Group, Key, Member, Rest, Tree, regroup, serving
 from ray_slo.policies.pipeline_routes import Routes
@@ -95,7 +94,6 @@ class Pipeline(Abilities):
         drop: what happens to late requests: "slack" (ours), or one of the paper's rules,
             "opportunistic", "per_task", "last_task", "none".
         queues: the workers of a variant share a queue ("variant"), or each has its own ("worker").
-        waiting_factor: as in the planner: a task's budget, in executions of a batch.
         rebalance_s: the longest time between new tables while requests arrive.
         communication_s: as in the planner: delay on the way to a worker, seconds.
 
@@ -118,14 +116,12 @@ class Pipeline(Abilities):
         factors: Mapping[str, Mapping[str, float]] | None = None,
         drop: DropRule = "slack",
         queues: Queues = "variant",
-        waiting_factor: Annotated[float, Field(ge=1)] = 2.0,
         rebalance_s: Positive = 1.0,
         communication_s: NonNegative = 0.0,
     ) -> None:
         routing.most_accurate_first(parents, (), 0.0)
         self._tree = Tree(parents)
         self._drop, self._own_queues = drop, queues == "worker"
-        self._waiting_factor = waiting_factor
         self._rebalance_s = rebalance_s
         self._communication_s = communication_s
         self.serves_late = drop in ("none", "last_task")
@@ -204,9 +200,7 @@ class Pipeline(Abilities):
                 self._expect(flight, 0)
             known[id].flights.clear()
             self._timers.set(known[id], math.inf)
-        self._services = list(
-            serving(cluster, self._tree.levels, self._waiting_factor, self._communication_s)
-        )
+        self._services = list(serving(cluster, self._tree.levels, self._communication_s))
         before = {key: len(group.members) for key, group in self._groups.items()}
         old = self._groups
         self._groups, self._of_task = regroup(
@@ -214,9 +208,9 @@ class Pipeline(Abilities):
         )
         self._budget = {}
         for s in self._services:
-            budget_s = self._waiting_factor * s.profile.latency(s.batch_size)
+            budget_s = WAITING_FACTOR * s.profile.latency(s.batch_size)
             self._budget[s.worker.id, s.variant] = self._last_budget[s.variant] = budget_s
-        self._rest = Rest(self._tree, self._of_task, self._waiting_factor, self._communication_s)
+        self._rest = Rest(self._tree, self._of_task, self._communication_s)
         self._dirty = dict.fromkeys(self._groups.values())
         for worker in self._workers.values():
             self._place(now, worker)

@@ -12,6 +12,7 @@ from ray_slo.core.cluster import Cluster, DispatchDelay, Model, Worker
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.queues import DeadlineQueue
 from ray_slo.core.requests import WorkerId
+from ray_slo.core.trees import WAITING_FACTOR
 from ray_slo.policies.shared.workers import Sent
 
 
@@ -143,9 +144,7 @@ class Service(NamedTuple):
     load: float | None
 
 
-def serving(
-    cluster: Cluster, levels: int, waiting_factor: float, communication_s: float
-) -> Iterator[Service]:
+def serving(cluster: Cluster, levels: int, communication_s: float) -> Iterator[Service]:
     """Services as assigned. A task without assigned workers is served by workers without
     assignment, each with all its variants, and gets an equal part of the SLO.
 
@@ -155,7 +154,7 @@ def serving(
 
     def default_batch_size(model: Model, profile: LatencyProfile) -> int:
         share_s = model.latency_slo_s / levels - communication_s
-        return max(profile.max_batch_within(share_s / waiting_factor), 1)
+        return max(profile.max_batch_within(share_s / WAITING_FACTOR), 1)
 
     by_name = {
         v.name: (m, v, -float(i) if v.accuracy is None else v.accuracy)
@@ -237,7 +236,6 @@ class Rest:
         self,
         tree: Tree,
         of_task: Mapping[str, list[Group]],
-        waiting_factor: float,
         communication_s: float,
     ) -> None:
         self._of_task, self._communication_s = of_task, communication_s
@@ -257,7 +255,7 @@ class Rest:
                 below = [g for g in of_task[child] if g.members]
                 slowest = max((g.latency_s for g in below), default=0.0)
                 alone = min((g.profile.latency(1) for g in below), default=0.0)
-                planned_s = waiting_factor * slowest + self.planned[child]
+                planned_s = WAITING_FACTOR * slowest + self.planned[child]
                 planned = max(planned, communication_s + planned_s)
                 least = max(least, communication_s + alone + self.least[child])
             self.planned[task], self.least[task] = planned, least

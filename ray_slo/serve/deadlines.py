@@ -39,6 +39,9 @@ PROXY_CALLBACK_ENV = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 PROXY_CALLBACK = "ray_slo.serve.proxy:middlewares"
 
 HTTP_PAGE = "docs/reference/http.md"
+# Frontends have answered this long after the deadline. So a caller gets the answer within a second.
+ANSWERED_S = 0.9
+LATE_BODY_S = 0.5  # time for a body after its deadline, so that late requests get the right error
 LATENCY_HEADER = "x-slo-latency-ms"
 CLASS_HEADER = "x-slo-class"
 TIMEOUT_HEADER = "x-request-timeout-seconds"
@@ -51,12 +54,6 @@ KNOWN_HEADER = "x-slo-known-ms"
 MARK_HEADER = "x-slo-mark"
 CAPACITY_HEADER = "x-slo-capacity"  # of answers: the capacity that the frontend reports
 NO_PLACE = "none"  # its value if the frontend does not know the model or the class
-
-SLACK = 1.25
-"""Requests that proxies let on, as a multiple of what the workers can do by the deadline. The
-scheduler chooses among them. What it refuses has cost a frontend and a proxy CPU time."""
-FEW = 16
-"""So many requests of a place may always be on their way."""
 
 
 class Header(NamedTuple):

@@ -306,7 +306,6 @@ def _policy(
             kwargs,
             problem.trees,
             variants,
-            waiting_factor=problem.waiting_factor,
             communication_s=problem.communication_s,
         )
         made = make_policy(name, given)

@@ -71,7 +71,7 @@ def simulate_pipeline(
         workload: when clients' requests arrive.
         planner: see `Planner`. What it raises for its first plan is raised.
         policy: an object (used up by the run), or a name or class that gets the arguments parents,
-            factors, communication_s and waiting_factor of the problem, then `policy_kwargs`.
+            factors and communication_s of the problem, then `policy_kwargs`.
         duration_s: requests arrive in [0, duration_s); default: the workload's length.
         seed: of arrivals, numbers of items and noise (independent streams).
         interval_s: time between plans.
@@ -176,7 +176,6 @@ def _told(problem: loki.Problem) -> dict[str, Any]:
         "parents": {t.name: t.parent for t in problem.order},
         "factors": {v.name: dict(v.factors) for t in problem.order for v in t.variants},
         "communication_s": problem.communication_s,
-        "waiting_factor": problem.waiting_factor,
     }
 
 

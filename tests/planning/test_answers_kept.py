@@ -5,10 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ray_slo.core import LatencyProfile
-from ray_slo.core.cluster import Assigned
-from ray_slo.planning import autoscale, best_effort, kairos, loki, routing, spot
-from ray_slo.planning.catalogue import InstanceType
+from ray_slo.planning import best_effort, loki, routing
 from ray_slo.planning.loki.plans import Assignment, explain, swaps_of
 from ray_slo.planning.meanwhile import Plans
 from ray_slo.planning.placement import place
@@ -87,52 +84,3 @@ def test_best_efforts_without_a_solver(shape, workers, slo_s):
         found += [best_effort._time_shared(asked, in_turns) for in_turns in (True, False)]
         found.append(best_effort._fastest(asked))
     kept(FILE, f"best effort {shape}, {workers}, {slo_s}", condensed(found))
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_advice_to_scale(seed):
-    rng, found, state = random.Random(seed), [], autoscale.State()
-    for _ in range(80):
-        limits = autoscale.Limits(
-            rng.randint(0, 4),
-            rng.randint(4, 24),
-            rng.choice([0.0, 0.01, 0.125]),
-            idle_above=0.25,
-            keep_idle=rng.choice([0.0, 0.125, 0.25]),
-            periods_up=rng.randint(1, 2),
-            periods_down=rng.randint(1, 3),
-        )
-        signals = autoscale.Signals(
-            rng.randint(0, 20),
-            rng.choice([0.0, 0.01, 0.125, 0.5, 1.0]),
-            rng.choice([0.0, 0.25, 0.5, 0.75, 1.0]),
-        )
-        made = autoscale.plan(autoscale.Problem(signals, limits, state))
-        found.append(made)
-        state = (made.best_effort if isinstance(made, Infeasible) else made).state
-    kept(FILE, f"autoscale {seed}", condensed(found))
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_spot_and_on_demand(seed):
-    rng = random.Random(seed)
-    types = [
-        InstanceType(
-            name=f"t{i}",
-            price_per_hour=rng.uniform(0.2, 1.0),
-            spot_price_per_hour=rng.choice([None, rng.uniform(0.05, 0.4)]),
-            interruptions_per_hour=rng.uniform(0, 4),
-        )
-        for i in range(3)
-    ]
-    lines = {"t0": LatencyProfile.linear(0.01, 0.3, 40)}
-    for i in (1, 2):
-        lines[f"t{i}"] = LatencyProfile.linear(rng.uniform(0.03, 0.09), 0.05, 40)
-    sizes = [rng.randint(1, 40) for _ in range(60)]
-    problem = kairos.Problem(types, lines, 1.0, sizes, 2.7)
-    found = [
-        spot.plan(problem, replacement_s=rng.uniform(60, 600), loss=loss, large_size=large)
-        for loss, large in ((0.01, None), (0.05, 20), (0.002, 0))
-    ]
-    found.append([types[0].availability(90.0), Assigned("v", 2)])
-    kept(FILE, f"spot {seed}", condensed(found))

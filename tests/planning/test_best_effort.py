@@ -49,7 +49,7 @@ def host_of(problem: Problem, plan: Plan) -> Host:
     factors = {name: dict(v.factors) for name, v in variants.items()}
 
     def policy() -> Pipeline:
-        return Pipeline(parents=parents, factors=factors, waiting_factor=problem.waiting_factor)
+        return Pipeline(parents=parents, factors=factors)
 
     return Host(policy, Cluster.of(models, workers), strict=False)
 

@@ -16,7 +16,6 @@ from ray_slo.core.demand import Demand as Rates
 from ray_slo.planning import (
     Infeasible,
     auto,
-    autoscale,
     best_effort,
     fluid,
     herd,
@@ -25,8 +24,6 @@ from ray_slo.planning import (
     partition,
     queue_value,
     routing,
-    spot,
-    tiers,
 )
 from ray_slo.planning.auto import Demand
 from ray_slo.planning.auto.expected import bad_share, expected
@@ -55,12 +52,6 @@ from tests.planning.examples import (
 )
 from tests.planning.examples import (
     ramsis as ramsis_examples,
-)
-from tests.planning.examples import (
-    spot as spot_examples,
-)
-from tests.planning.examples import (
-    tiers as tiers_examples,
 )
 
 FILE = "planning/plans"
@@ -210,26 +201,6 @@ def test_kairos_and_its_bounds(seed):
         kept(FILE, f"kairos plan {seed} {bound}", figures(made))
 
 
-@pytest.mark.parametrize("per_hour", [0.1, 20 / 9, 30.0])
-@pytest.mark.parametrize("budget", [1.0, 2.0, 4.5])
-def test_spot_instances(per_hour, budget):
-    kept(
-        FILE,
-        f"spot {per_hour:.3g}, {budget}",
-        figures(spot.plan(spot_examples.problem(per_hour, budget))),
-    )
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_accuracy_tiers(seed):
-    for demand in (3.0, 12.0, 60.0):
-        made = tiers.plan(tiers_examples.problem(seed, demand=demand))
-        plan = made.best_effort if isinstance(made, Infeasible) else made
-        rows = {f.name: getattr(plan, f.name) for f in dataclasses.fields(plan)}
-        rows = {k: v for k, v in rows.items() if isinstance(v, float | int | str)}
-        kept(FILE, f"tiers {seed}, {demand}", rows)
-
-
 @pytest.mark.parametrize("demand", [20.0, 120.0, 500.0, 3000.0])
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 def test_loki_plans(demand, shape):
@@ -330,22 +301,6 @@ def test_groups_and_sub_clusters(seed):
     parts = partition.plan(partition_examples.problem(rates, sub_clusters=3))
     assert not isinstance(parts, Infeasible)
     kept(FILE, f"partition {seed}", [parts.objective, parts.bound, parts.rate_spread])
-
-
-def test_advice_to_scale():
-    limits = autoscale.Limits(1, 40, periods_down=2, keep_idle=0.05)
-    state, said = autoscale.State(), []
-    rng = random.Random(4)
-    workers = 10
-    for _ in range(60):
-        signals = autoscale.Signals(
-            workers, rng.choice([0.0, 0.005, 0.02, 0.3]), rng.choice([0.0, 0.05, 0.12, 0.5])
-        )
-        made = autoscale.plan(autoscale.Problem(signals, limits, state))
-        plan = made.best_effort if isinstance(made, Infeasible) else made
-        state, workers = plan.state, plan.workers
-        said.append([plan.workers, state.streak, state.wanted, plan.explanation])
-    kept(FILE, "autoscale", said)
 
 
 @pytest.mark.parametrize("kind", ["ewma", "peak", "holt"])

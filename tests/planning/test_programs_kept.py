@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ray_slo.core.trees import Tree, TreeTask
-from ray_slo.planning import auto, herd, loki, partition, tiers
+from ray_slo.planning import auto, herd, loki, partition
 from ray_slo.planning.auto import Demand, Hosted, Kind
 from ray_slo.planning.auto.groups import choose
 from ray_slo.planning.auto.limits import Limits, Room
@@ -21,12 +21,10 @@ from ray_slo.planning.auto.program import Program
 from ray_slo.planning.auto.sizes import by_size
 from ray_slo.planning.loki.program import Program as LokiProgram
 from ray_slo.planning.milp import Milp, Solution
-from ray_slo.planning.tiers import _Program as TiersProgram
 from tests.kept import condensed, kept
 from tests.planning.auto.cases import linear, photo, variant
 from tests.planning.examples import loki as loki_examples
 from tests.planning.examples import partition as partition_examples
-from tests.planning.examples import tiers as tiers_examples
 
 FILE = "planning/programs"
 
@@ -292,35 +290,6 @@ def test_partition(changes):
     problem = partition_examples.problem([5, 8, 2, 11], [4, 8, 12, 16], [1, 0, 2, 3], **changes)
     m, x = partition.program(problem)
     kept(FILE, f"partition, {changes}", written(m) | {"which": condensed(x)})
-
-
-@pytest.mark.parametrize(
-    ("changes", "counts"),
-    [
-        ({}, None),
-        ({"batch_sizes": (1, 2, 4), "waiting_factor": 1.5}, None),
-        ({"latency_slo_s": 0.9, "demand": 30.0}, None),
-        ({"load": 0.8, "xi": 1.0}, {"gpu": 2, "cpu": 1}),
-    ],
-    ids=str,
-)
-def test_tiers(changes, counts):
-    program = TiersProgram(tiers_examples.problem(1, **changes))
-    found = {"share": condensed(program.share), "times": condensed(program.times)}
-    for step, served in (("hardware", 1.0), ("accuracy", 1.0), ("accuracy", 0.75), ("share", 1.0)):
-        m = program.program(step, counts, served)
-        values = 3 * given(m.size)
-        values[program.f] /= values[program.f].sum()
-        found[f"{step}, {served}"] = condensed(written(m))
-        made = program.plan(step, Solution("feasible", 2.0, 2.5, values))
-        found[f"{step}, {served}, plan"] = condensed([made, made.counts])
-    kept(FILE, f"tiers, {changes}", found)
-
-
-def test_tiers_of_a_solver_that_finds_nothing(programs):
-    found = tiers.plan(tiers_examples.problem(1))
-    assert not found.proven
-    kept(FILE, "tiers, nothing", [condensed(found), *map(condensed, programs)])
 
 
 def test_loki_of_a_solver_that_finds_nothing(programs):

@@ -50,7 +50,7 @@ KWARGS: dict[str, list[dict[str, Any]]] = {
     "eager": [{}, {"max_batch_size": 2}],
     "flex": [
         {"lambda_": 1.5},
-        {"gathering": "prefix", "lambda_": 2.0, "margin_ms": 2.0},
+        {"lambda_": 2.0, "margin_ms": 2.0},
         {"preemption": False, "max_batch_size": 3},
         {"lambda_": 1.01, "preempt_delay_ms": 3.0},
         {"exact": True, "lambda_": 1.5},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -516,7 +515,6 @@ def test_it_is_told_of_the_application() -> None:
     assert [tree.name for tree in made._trees] == ["a"]
     given = Auto()
     assert policy_for(given, {}, CHAIN) is given
-    assert math.isclose(given._composing["waiting_factor"], 2.0)
     assert [tree.name for tree in given._trees] == ["a"]
 
 

@@ -77,10 +77,10 @@ def test_of_several_children_the_slowest_counts():
 
 def test_batches_are_planned_where_they_save_most():
     fixed, each = linear(20, 0.1), linear(0.1, 2)
-    sizes = planned_batches(CHAIN, {"det": fixed, "rec": each}, 2.0, 0.0)
+    sizes = planned_batches(CHAIN, {"det": fixed, "rec": each}, 0.0)
     assert sizes["det"] == 32
     assert 2 * (fixed.latency(32) + each.latency(sizes["rec"])) <= 0.1
-    assert planned_batches(CHAIN, {"rec": each}, 2.0, 0.0) == {"rec": 24}
+    assert planned_batches(CHAIN, {"rec": each}, 0.0) == {"rec": 24}
 
 
 def pipeline(slo_s=0.1, workers=8):
@@ -335,7 +335,7 @@ def test_a_policy_is_composed_with_what_it_lacks(policy, kwargs, trees, variants
 
 def test_a_composed_policy_can_be_made_anew_from_a_log():
     tree = replace(CHAIN, slos_s={"": 0.1, "gold": 0.05}, path_accuracies={("d", "r"): 70.0})
-    name, kwargs = recipe_for("deferred", {"margin_ms": 1.0}, (tree,), waiting_factor=1.5)
+    name, kwargs = recipe_for("deferred", {"margin_ms": 1.0}, (tree,), communication_s=0.001)
     made = make_policy(name, json.loads(json.dumps(kwargs)))
     assert wrapper(made, Composed) is not None
     assert Tree.from_json(json.loads(json.dumps(tree.to_json()))) == tree

@@ -338,7 +338,6 @@ def test_kairos_is_its_equations(drawn, kinds):
         ("deferred", {"rate_window_s": 1.0}, "rate_window_s contradicts it: it measures no load"),
         ("deferred", {"gathering": "drop_head"}, "target_batch_size go together"),
         ("deferred", {"wait": 1}, "with exact: true has no argument wait; it takes gathering"),
-        ("flex", {"gathering": "largest"}, "gathering contradicts it: Algorithm 2 takes"),
         ("kairos", {"late": "drop"}, "late contradicts it: it drops nothing"),
         ("kairos", {"pick": "urgent"}, "pick contradicts it: the matching alone decides"),
         ("kairos", {"batch": True}, "batch contradicts it: a request is a batch"),

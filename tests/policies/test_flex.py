@@ -234,11 +234,10 @@ def test_the_largest_batch_goes_first_and_ties_go_to_the_first_model():
     assert [ids for _, _, ids in host.timeline()] == [[0], [20, 21], [10, 11]]
 
 
-@pytest.mark.parametrize(("gathering", "first"), [("largest", [1, 2, 3, 4, 5]), ("prefix", [0, 1])])
-def test_a_tight_head_keeps_only_a_prefix_small(gathering, first):
-    host = make_host(models(a=UNIT), gathering=gathering)
+def test_a_tight_head_does_not_keep_the_batch_small():
+    host = make_host(models(a=UNIT))
     host.arrive(some(1, 12.5, model="a") + some(5, 20.0, model="a", start=1))
-    assert host.timeline() == [(0.0, "w0", first)]
+    assert host.timeline() == [(0.0, "w0", [1, 2, 3, 4, 5])]
 
 
 def test_batches_are_at_most_128():
@@ -269,7 +268,6 @@ def test_a_batch_that_fails_frees_the_worker():
     ("kwargs", "message"),
     [
         ({"lambda_": 1.0}, "lambda_ must be above 1, got 1.0"),
-        ({"gathering": "head"}, "gathering must be one of largest, prefix, got 'head'"),
         ({"max_batch_size": 0}, "max_batch_size must be at least 1, got 0"),
         ({"preempt_delay_ms": -1.0}, "preempt_delay_ms must be at least 0, got -1.0"),
     ],

@@ -271,8 +271,7 @@ def test_parts_of_paths():
         found += [shortest, {task: part.deadline(1.0, 1.375) for task, part in parts.items()}]
         lines = {t: LINES[v] for t, v in zip("abcd", rng.sample(list(LINES), 4), strict=True)}
         for tree in TREES:
-            for factor in (1.0, 2.0):
-                found.append(planned_batches(tree, lines, factor, rng.choice([0.0, 0.01])))
+            found.append(planned_batches(tree, lines, rng.choice([0.0, 0.01])))
     kept(FILE, "paths", condensed(found))
 
 

@@ -641,7 +641,7 @@ def test_no_request_is_lost(
 
 def test_loki_plans_it():
     report = simulate_pipeline(
-        replace(PROBLEM, workers=6, slo_s=20.0, waiting_factor=2.0),
+        replace(PROBLEM, workers=6, slo_s=20.0),
         Workload(arrivals=Poisson(rate=1.5)),
         policy=Fifo,
         planner=loki.plan,

@@ -34,7 +34,7 @@ from pydantic import Field
 from ray_slo.core.arguments import Above0, AtLeast0, NonNegative, Positive, check_fields
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.requests import WorkerId
-from ray_slo.core.trees import Tree, TreeTask, root_and_class, tree_of_task
+from ray_slo.core.trees import WAITING_FACTOR, Tree, TreeTask, root_and_class, tree_of_task
 from ray_slo.planning.milp import Backend
 
 Percent = Annotated[float, Field(ge=0, le=100)]
@@ -239,7 +239,7 @@ class Problem:
     current: tuple[Hosted, ...] = ()
     swap_cost: NonNegative = 0.0
     max_swaps: Annotated[int, Field(ge=0)] | None = None
-    waiting_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 2.0
+    waiting_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = WAITING_FACTOR
     communication_s: NonNegative = 0.0
     batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     target_bad: Annotated[float, Field(gt=0, lt=1)] = 0.01

@@ -4,8 +4,7 @@ A request with many items may be in time only on fast workers. The mean size doe
 fast workers are needed (Kairos §5.2). So requests are divided into size classes (`Size`). In each
 SLO class, each size class of a root's model is a separate stream: `rank@≤100`, `rank@gold≤100`. A
 batch of b requests takes ℓ(b·items) of a worker's time. Its latency is that of a batch that
-contains the largest request of the class. A worker's variant serves all classes, as in
-`ray_slo.planning.tiers`.
+contains the largest request of the class. A worker's variant serves all classes.
 
     >>> for size in classes_of({1: 60, 3: 30, 100: 10}, [50]):
     ...     print(size)

@@ -7,8 +7,8 @@ have a mean load of B workers if
 
     E[(B − K)⁺] ≤ loss · B.
 
-This is the second condition of `ray_slo.planning.spot`. The first, B ≤ a·n, follows if the loss is
-small. Here every pool must meet the condition alone: workers of other kinds do not help.
+B ≤ a·n follows if the loss is small. Every pool must meet the condition alone: workers of other
+kinds do not help.
 
 Worked example: 2 workers are present 90 % of the time. Both are absent 1 % of the time, and one is
 absent 18 % of the time. So at most the work of one worker may be planned. A single worker may have

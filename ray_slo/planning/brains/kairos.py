@@ -41,7 +41,7 @@ from pydantic import (
 )
 from scipy.stats import poisson
 
-from ray_slo.core.demand import Rate
+from ray_slo.core.demand import HEADROOM_QUANTILE, Rate
 from ray_slo.core.documents import Strict
 from ray_slo.planning import kairos
 from ray_slo.planning.brains.brain import FIRST, Brain, Counts, NotYet, Seen, Verdict, Wanted
@@ -68,7 +68,6 @@ class Arguments(Strict):
         follow_load: rent only what the measured rate needs. False: rent the highest throughput that
             the budget pays for, as in the paper.
         attained: assumed share of the bound that the policy sustains (`kairos_plus` measures it).
-        headroom_quantile, headroom_period_s: headroom of the rate, as for `loki`.
         sizes: expected sizes and their weights, until requests have come.
         requests: number of requests in a simulation. Only for `kairos_plus`.
         max_evaluations: largest number of configurations that are simulated. Only for
@@ -83,8 +82,6 @@ class Arguments(Strict):
     bound: Literal["fluid", "paper"] = "fluid"
     follow_load: bool = True
     attained: float = Field(default=0.75, gt=0, le=1)
-    headroom_quantile: float = Field(default=0.95, gt=0, lt=1)
-    headroom_period_s: PositiveFloat = 1.0
     sizes: dict[PositiveInt, PositiveFloat] | None = None
     requests: PositiveInt = 1000
     max_evaluations: PositiveInt = 12
@@ -384,9 +381,8 @@ class KairosBrain(Brain):
         )
 
     def _with_headroom(self, rate: float) -> float:
-        period_s = self._args.headroom_period_s
-        most = float(poisson.ppf(self._args.headroom_quantile, rate * period_s)) / period_s
-        return max(rate, most)
+        """Return a quantile of the arrivals in a second, if these are Poisson at `rate`."""
+        return max(rate, float(poisson.ppf(HEADROOM_QUANTILE, rate)))
 
     def _limit(self, kind: str) -> int:
         paid = self._args.budget_per_hour / self._setting.types[kind].price_per_hour

@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping
 
 from ray_slo.core.demand import LEAST_RATE, Holt, Kind, Rate
 from ray_slo.planning.auto import Demand
-from ray_slo.planning.autoscale import Limits, Problem, Signals, plan
-from ray_slo.planning.result import Infeasible
 
 # Number of requests in an average. The number of workers is the largest that several plans want, so
 # noise in the average would add workers.
@@ -145,8 +143,8 @@ class Stream:
     def load_factor(self, now: float, workers: int, since: float) -> float:
         """Return the ratio of the demand to plan for to the measured demand. It is 1 unless
         requests were bad although the plan was in force. If N workers left a share r of the
-        requests bad, the load needs N·r/(1 − r) more workers (`planning.autoscale`). The addition
-        fades with time.
+        requests bad, the load needs N·r/(1 − r) more workers. This is Symphony §3.5, for a goodput
+        that is the same at any load above its peak. The addition fades with time.
 
         Args:
             workers: number of workers that served.
@@ -156,11 +154,10 @@ class Stream:
         if not workers or not self.is_bad(max(since, self.factor_at)):
             return faded
         requests, bad = self.bad(max(since, self.factor_at))
-        limits = Limits(0, math.ceil(_MOST_FACTOR * workers))
-        share = min(bad / max(requests, 1), 1.0)
-        found = plan(Problem(Signals(workers, share, 0.0), limits))
-        wanted = found.best_effort if isinstance(found, Infeasible) else found
-        return min(faded * wanted.workers / workers, _MOST_FACTOR)
+        if bad >= requests:
+            return _MOST_FACTOR
+        more = math.ceil(workers * bad / (requests - bad) - 1e-9)
+        return min(faded * (1 + more / workers), _MOST_FACTOR)
 
 
 class Streams:

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from ray_slo.core.arguments import Above0, Count, NonNegative, check_fields
 from ray_slo.core.profiles import LatencyProfile
+from ray_slo.core.trees import WAITING_FACTOR
 from ray_slo.planning.milp import Backend
 
 
@@ -81,7 +82,7 @@ class Problem:
     workers: Count
     slo_s: Above0
     batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
-    waiting_factor: Annotated[float, Field(ge=1)] = 2.0
+    waiting_factor: Annotated[float, Field(ge=1)] = WAITING_FACTOR
     communication_s: NonNegative = 0.0
     any_route: bool = True
     headroom_quantile: Annotated[float, Field(gt=0, lt=1)] | None = None

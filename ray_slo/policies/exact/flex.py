@@ -94,9 +94,7 @@ class ExactFlex(Abilities):
     chooses_variants = False
     serves_tasks = False
 
-    beyond: ClassVar[dict[str, str]] = {
-        "gathering": "Algorithm 2 takes requests in the order of deadlines until one does not fit"
-    }
+    beyond: ClassVar[dict[str, str]] = {}
     """Arguments of the improved policy that contradict the paper's, and why."""
 
     @staticmethod

@@ -1,6 +1,6 @@
 """Deadlines of tasks: the end-to-end deadline minus the time for the rest of the path.
 
-A plan has the time waiting_factor · ℓ(batch) for a task: a wait as long as an execution (Loki
+A plan has the time `WAITING_FACTOR` · ℓ(batch) for a task: a wait as long as an execution (Loki
 §4.1). When a request reaches a task, the remaining time is divided in the plan's proportions. Three
 quarters of the part of the tasks below are reserved for them, because not every request waits that
 long at every task. So a late request leaves less time for all later tasks. If the SLO is longer
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ray_slo.core.profiles import LatencyProfile
-from ray_slo.core.trees import Tree
+from ray_slo.core.trees import WAITING_FACTOR, Tree
 
 _KEPT = 0.75  # share of their part that is reserved for the tasks below
 
@@ -82,7 +82,6 @@ def parts_of(
 def planned_batches(
     tree: Tree,
     profiles: Mapping[str, LatencyProfile],
-    waiting_factor: float,
     communication_s: float,
 ) -> dict[str, int]:
     """For every task, the batch size with the least work per request for which the SLO has time.
@@ -109,7 +108,7 @@ def planned_batches(
 
     def fits() -> bool:
         return all(
-            sum(waiting_factor * profiles[t].latency(sizes[t]) for t in path)
+            sum(WAITING_FACTOR * profiles[t].latency(sizes[t]) for t in path)
             + communication_s * (len(path) - 1)
             <= slo_s
             for path in paths

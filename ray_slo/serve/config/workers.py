@@ -152,16 +152,6 @@ class WorkerConfig(ServeOptions):
             return CATALOGUE[value]
         return {"name": "custom", **value} if isinstance(value, dict) else value
 
-    @field_validator("instance_type")
-    @classmethod
-    def _no_spot(cls, value: InstanceType | None) -> InstanceType | None:
-        if value is not None and (value.spot_price_per_hour or value.interruptions_per_hour):
-            raise ValueError(
-                "a kind of worker is either on demand or spot; name a kind of its own for spot "
-                "workers, with price_per_hour and interruptions_per_hour"
-            )
-        return value
-
     @model_validator(mode="after")
     def _in_range(self) -> WorkerConfig:
         if (serves := self.autoscaling_config) is not None:

@@ -22,7 +22,7 @@ import orjson
 from starlette.requests import ClientDisconnect, Request
 
 from ray_slo.core.text import quoted
-from ray_slo.serve.deadlines import WHOLE_HEADER
+from ray_slo.serve.deadlines import LATE_BODY_S, WHOLE_HEADER
 from ray_slo.serve.errors import (
     BodyTooLarge,
     RefusedEarly,
@@ -39,7 +39,6 @@ _CONTAINER = 10  # a list or an object counts as this many values, as it takes s
 
 _WHOLE = WHOLE_HEADER.encode()
 _BODY_S = 60.0  # the longest time for a body, for any SLO
-_LATE_S = 0.5  # time for a body after its deadline, so that late requests get the right error
 _PATIENCE_S = 1.0  # a body that is read for longer than this gives way to others
 _TURNS = 3  # turns of the event loop in which bytes that are here reach their reader
 _LATE_TIMER_S = 0.1  # a timer that is later than this shows that this process was too busy
@@ -105,7 +104,7 @@ async def body_of(
     size = int(declared) if declared.isdecimal() else 0
     if size and (body := whole_body(request.scope, request.receive)):
         return body  # the HTTP server reads no more than is declared
-    limit_s = min(max(left_s, 0.0) + _LATE_S, _BODY_S)
+    limit_s = min(max(left_s, 0.0) + LATE_BODY_S, _BODY_S)
     chunks: list[bytes | bytearray] = []
     came = 0
     readers = readers or Readers(1)

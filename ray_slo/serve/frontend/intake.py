@@ -23,7 +23,6 @@ from ray_slo.serve.deadlines import (
     ATTEMPT_HEADER,
     NO_PLACE,
     REFUSED_HEADER,
-    SLACK,
     TimeLimits,
     of_caller_s,
     read_here,
@@ -37,7 +36,7 @@ from ray_slo.serve.frontend.hooks import Hooks
 from ray_slo.serve.frontend.ledger import Asked
 from ray_slo.serve.frontend.surroundings import Surroundings
 from ray_slo.serve.messages import Capacity
-from ray_slo.serve.proxy.gate import Door, Known, Ticket
+from ray_slo.serve.proxy.gate import SLACK, Door, Known, Ticket
 from ray_slo.serve.suspects import ATTEMPT
 
 _T = TypeVar("_T")

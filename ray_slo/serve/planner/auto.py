@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 
 _MEASURED = {"models", "trees", "demand", "kinds", "present", "current"}
 _MEASURED |= {"group_of", "group_now", "allowed_groups"}
+_FIXED = {"waiting_factor"}  # for comparisons
 _LIVE = {"swap_cost": 0.1}  # a live plan does not reload networks without a gain
 _IDLE_S = 60.0  # least time before the last worker stops
 
 
 class Auto(PlannerPlugin):
-    Arguments = arguments_of(auto.Problem, without=_MEASURED)
+    Arguments = arguments_of(auto.Problem, without=_MEASURED | _FIXED)
     tunable = scales = chooses_groups = True
     assigns = False  # a policy that does not choose variants is composed, and follows the plan
     unused = frozenset({"memory_mb", "min_gain"})

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ray_slo.core import LatencyProfile
+from ray_slo.core.demand import HEADROOM_QUANTILE
 from ray_slo.core.names import nearest
 from ray_slo.planning import loki
 from ray_slo.planning.brains.loki import LokiBrain, LokiSetting
@@ -19,15 +20,15 @@ if TYPE_CHECKING:
     from ray_slo.serve.config.workers import WorkerConfig
 
 _MEASURED = {"tasks", "demand", "workers", "slo_s", "path_accuracies", "current"}
-_SAME = ("waiting_factor", "communication_s")  # values that its policy must share
-
+_FIXED = {"waiting_factor"}  # for comparisons
+_SAME = ("communication_s",)  # values that its policy must share
 
 # A live plan has room for Poisson arrivals, and does not reload networks for nothing.
-_LIVE = {"headroom_quantile": 0.95, "swap_cost": 0.1}
+_LIVE = {"headroom_quantile": HEADROOM_QUANTILE, "swap_cost": 0.1}
 
 
 class Loki(PlannerPlugin):
-    Arguments = arguments_of(loki.Problem, without=_MEASURED)
+    Arguments = arguments_of(loki.Problem, without=_MEASURED | _FIXED)
     default_policy = "pipeline"
     scales = True
     unused = frozenset({"memory_mb", "min_gain"})

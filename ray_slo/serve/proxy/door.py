@@ -23,13 +23,21 @@ from ray_slo.core.recent import Recent
 from ray_slo.serve.deadlines import NO_PLACE, PROXY_CALLBACK, PROXY_CALLBACK_ENV
 from ray_slo.serve.errors import Expired, RefusedEarly
 from ray_slo.serve.frontend.http import too_large
-from ray_slo.serve.proxy.gate import NOTHING, Door, Gate, Known, NowKnown, Rank, Ticket
+from ray_slo.serve.proxy.gate import (
+    NOTHING,
+    OURS_S,
+    PLACES_KEPT,
+    Door,
+    Gate,
+    Known,
+    NowKnown,
+    Rank,
+    Ticket,
+)
 from ray_slo.serve.proxy.modes import HAPROXY_ENV, has_haproxy_of_ours, mode
 from ray_slo.serve.proxy.places import Place
 
 _WAIT_S = 5.0  # longest wait of a request with an unknown deadline
-_OURS_S = 60.0  # an application of ray-slo is known for this long after an answer
-_PLACES_KEPT = 1024  # largest number of known places
 # If the way to a frontend and back takes longer than the larger of these (seconds, share of the
 # SLO), the proxy is too busy.
 _WAY_S, _WAY_OF_SLO = 0.05, 0.15
@@ -76,8 +84,8 @@ class ProxyDoor:
         self._door = Door()
         self._door.gate.window = _FIRST
         self._cut_at = 0.0
-        self._places: Recent[Place, Facts] = Recent(_PLACES_KEPT)  # confirmed ones
-        self._ours: Recent[str, float] = Recent(_PLACES_KEPT)  # last answers, by route
+        self._places: Recent[Place, Facts] = Recent(PLACES_KEPT)  # confirmed ones
+        self._ours: Recent[str, float] = Recent(PLACES_KEPT)  # last answers, by route
         # Refusals since a request last went on to the place.
         self._refused: Counter[Place] = Counter()
 
@@ -165,7 +173,7 @@ class ProxyDoor:
         return Rank.STRANGE if is_strange else Rank.ELSEWHERE
 
     def _is_ours(self, route: str) -> bool:
-        return time.monotonic() - self._ours.get(route, -math.inf) < _OURS_S
+        return time.monotonic() - self._ours.get(route, -math.inf) < OURS_S
 
     def leave(self, ticket: Ticket) -> None:
         self._door.leave(ticket)

@@ -24,11 +24,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from ray_slo.serve.deadlines import FEW, SLACK
-from ray_slo.serve.errors import RefusedEarly
+if TYPE_CHECKING:  # HAProxy's rules import this module, and must not import Ray
+    from ray_slo.serve.errors import RefusedEarly
 
+SLACK = 1.25
+"""Requests that proxies let on, as a multiple of what the workers can do by the deadline. The
+scheduler chooses among them. What it refuses has cost a frontend and a proxy CPU time."""
+FEW = 16  # this many requests of a place may always be on their way
+PLACES_KEPT = 1024  # largest number of places that a proxy knows
+OURS_S = 60.0  # an application of ray-slo is known to a proxy for this long after an answer
 _MOST_WAITING = 2000  # largest number of waiting requests
 _STRANGERS = 16  # largest number of strangers on their way that count
 STRANGER_S = 1.0  # seconds for which a stranger on its way counts, because nobody may answer it
@@ -77,7 +83,7 @@ class NowKnown(Exception):
     """More is known of a request that waits than when it came. It has to come again."""
 
 
-Verdict = RefusedEarly | NowKnown | None
+Verdict: TypeAlias = "RefusedEarly | NowKnown | None"
 """None if a request goes on."""
 Key = tuple[Rank, float, int]
 _rank_of = itemgetter(0)
@@ -429,4 +435,6 @@ def _unheard(said: Verdict) -> None:
 
 
 def _refusal(reason: str, said: str, retry_after_s: float) -> RefusedEarly:
+    from ray_slo.serve.errors import RefusedEarly
+
     return RefusedEarly(said, reason=reason, retry_after_s=retry_after_s)

@@ -17,33 +17,33 @@ from collections.abc import Iterator
 
 from ray_slo.core.environment import MARK
 from ray_slo.serve.deadlines import (
+    ANSWERED_S,
     ARRIVED_HEADER,
     ATTEMPT_HEADER,
     CAPACITY_HEADER,
     CLASS_HEADER,
-    FEW,
     KNOWN_HEADER,
+    LATE_BODY_S,
     LATENCY_HEADER,
     MARK_HEADER,
     NO_PLACE,
     PROXIED_HEADER,
     REFUSED_HEADER,
-    SLACK,
     TIMEOUT_HEADER,
     WHOLE_HEADER,
 )
+from ray_slo.serve.proxy.gate import FEW, OURS_S, PLACES_KEPT, SLACK
 
 RETRIES = 5  # a single dead frontend is marked down at the third; Serve's proxy then takes over
 GRPC_PATH = "/ray_slo.v1.Inference/"
-_GRACE_MS = 900  # frontends have answered this long after the deadline
+_GRACE_MS = round(1e3 * ANSWERED_S)
 _STRANGERS = 64  # this many requests that no frontend has answered may be on their way
 _LONG = 2  # from this multiple of the model's SLO on, a request's time is long
 _PLACES = "rayslo_places"  # table of the facts in a place's answers
 _APPS = "rayslo_apps"  # table of the backends of applications of ray-slo
 _INSIDE = "rayslo_inside"  # table of requests in progress, by path and kind
-_PLACES_KEPT, _KEPT = 1024, "1d"  # largest number of places, and how long after their last use
-_APP_KEPT = "60s"  # as in `door`
-_LATE_MS = 500  # time for a body after its request's deadline; as in `frontend.http`
+_KEPT = "1d"  # how long after its last use a place is known
+_LATE_MS = round(1e3 * LATE_BODY_S)
 _BODY_MS = (500, 1000, 2000, 5000, 10_000, 60_000)  # possible time limits of a body in HAProxy
 _HEAD_BYTES = 8192  # bytes of a buffer that the head and HAProxy itself need
 
@@ -56,9 +56,9 @@ _CONFIRMED = f"{{ res.hdr({CAPACITY_HEADER}) -m sub ; }}"  # by the frontend tha
 def tables() -> str:
     """Return the sections with the tables of places, applications, and requests in progress."""
     tables = {
-        _PLACES: f"len 512 size {_PLACES_KEPT} expire {_KEPT} store gpt(3),gpc0",
-        _APPS: f"len 256 size {_PLACES_KEPT} expire {_APP_KEPT} store gpc0",
-        _INSIDE: f"len 512 size {4 * _PLACES_KEPT} expire {_KEPT} store conn_cur",
+        _PLACES: f"len 512 size {PLACES_KEPT} expire {_KEPT} store gpt(3),gpc0",
+        _APPS: f"len 256 size {PLACES_KEPT} expire {OURS_S:g}s store gpc0",
+        _INSIDE: f"len 512 size {4 * PLACES_KEPT} expire {_KEPT} store conn_cur",
     }
     return "".join(
         f"\nbackend {name}\n    stick-table type string {table}\n" for name, table in tables.items()

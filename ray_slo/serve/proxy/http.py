@@ -26,6 +26,7 @@ from ray_slo.core.environment import FRONTEND_WAIT_S
 from ray_slo.core.recent import Recent
 from ray_slo.core.seldom import Seldom
 from ray_slo.serve.deadlines import (
+    ANSWERED_S,
     ATTEMPT_HEADER,
     CAPACITY_HEADER,
     CLASS_HEADER,
@@ -40,6 +41,7 @@ from ray_slo.serve.deadlines import (
     without,
 )
 from ray_slo.serve.errors import Expired, FrontendLost, SLOError, http_response
+from ray_slo.serve.proxy.gate import PLACES_KEPT
 from ray_slo.serve.proxy.modes import believes
 from ray_slo.serve.proxy.places import Place, place_of
 from ray_slo.serve.ray_private.addresses import Routes
@@ -50,10 +52,7 @@ logger = logging.getLogger(__name__)
 logger.addFilter(Seldom())
 
 TRIES = 3
-# Frontends have answered this long after the deadline. So a caller gets the answer within a second.
-_GRACE_S = 0.9
 _EARLY_S = 0.02  # Serve's timer may fire this much too early
-_PLACES_KEPT = 1024
 
 WAITED_S = 0.002  # shorter waits before this middleware are not subtracted
 
@@ -70,7 +69,7 @@ class Places:
 
     def __init__(self) -> None:
         self._wait_s = FRONTEND_WAIT_S.read()
-        self._slo_s: Recent[Place, float | None] = Recent(_PLACES_KEPT)
+        self._slo_s: Recent[Place, float | None] = Recent(PLACES_KEPT)
         self._asking: dict[Place, asyncio.Future[Any]] = {}
 
     def __contains__(self, place: Place) -> bool:
@@ -96,9 +95,9 @@ class Places:
             budget_s: time until the request's own deadline, in seconds.
         """
         if budget_s is not None:
-            return budget_s + _GRACE_S
+            return budget_s + ANSWERED_S
         slo_s = self._slo_s.get(place)
-        return None if slo_s is None else slo_s + _GRACE_S
+        return None if slo_s is None else slo_s + ANSWERED_S
 
     def silent(
         self, place: Place, limit_s: float, ask: Callable[[], Awaitable[float | None]]

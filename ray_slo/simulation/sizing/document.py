@@ -15,6 +15,7 @@ from pydantic import (
 )
 
 from ray_slo.core.cluster import DispatchDelay
+from ray_slo.core.demand import HEADROOM_QUANTILE
 from ray_slo.core.documents import DelayMs, ProfileSpec, SloMs, Strict, exactly_one
 from ray_slo.core.explain import Misplaced, placed
 from ray_slo.core.names import listed, nearest
@@ -99,16 +100,12 @@ class PipelineSpec(_Document):
         tasks: tasks by name.
         batch_sizes: batch sizes to choose from.
         communication_ms: time between two tasks, milliseconds.
-        waiting_factor: time at a task with its waiting, in executions of a batch.
-        headroom_quantile: quantile of Poisson arrivals that the plan must serve.
     """
 
     latency_slo_ms: SloMs
     tasks: dict[str, StageSpec] = Field(min_length=1)
     batch_sizes: list[PositiveInt] = Field([1, 2, 4, 8, 16, 32], min_length=1)
     communication_ms: DelayMs = 0.0
-    waiting_factor: float = Field(2.0, ge=1)
-    headroom_quantile: float | None = Field(0.95, gt=0, lt=1)
 
     @model_validator(mode="after")
     def _is_a_tree(self) -> PipelineSpec:
@@ -148,9 +145,8 @@ class PipelineSpec(_Document):
             workers=1,
             slo_s=self.latency_slo_ms / 1e3,
             batch_sizes=tuple(self.batch_sizes),
-            waiting_factor=self.waiting_factor,
             communication_s=self.communication_ms / 1e3,
-            headroom_quantile=self.headroom_quantile,
+            headroom_quantile=HEADROOM_QUANTILE,
         )
 
 

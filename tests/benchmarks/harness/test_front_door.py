@@ -67,7 +67,7 @@ SHORTER = {
         "simulate_application": briefly,
     },
     "own.composition": {"QUICK": composition.QUICK[2:], "simulate_application": briefly},
-    "own.mutants": {"ROOMS": {"ray_slo/core": "tests/core/test_cluster.py"}},
+    "own.mutants": {"passes": lambda tests, root: True},
     "own.policy_grid": {"REQUESTS": 800},
     "own.shared_variants": {"SHAPES": {"Poisson": 1.0}},
     "own.split": {"simulate_application": briefly},

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from benchmarks.kairos import accuracy
-from benchmarks.kairos import spot as spot_program
+from benchmarks.kairos import accuracy, spot
 from benchmarks.kairos.fig1 import POOLS, at_risk
 from benchmarks.kairos.systems import (
     BASE,
@@ -20,6 +21,8 @@ from benchmarks.kairos.systems import (
     cost,
     drs,
     oracle,
+    planned_by_auto,
+    report_of,
     throughput,
     zoo,
 )
@@ -27,8 +30,8 @@ from benchmarks.peers.clkwrk import Clkwrk
 from benchmarks.peers.deeprecsys import DeepRecSys, climb
 from benchmarks.peers.ribbon import Ribbon
 from benchmarks.peers.searches import Space
-from ray_slo.core import BatchStatus
-from ray_slo.planning import kairos, spot, tiers
+from ray_slo.core import BatchStatus, Variant
+from ray_slo.planning import kairos
 from tests.policies.harness import Host
 from tests.policies.pools import pool, request
 
@@ -152,42 +155,30 @@ def test_spaces_prune_or_do_not():
     assert space.live.tolist() == [True, False, True]
 
 
-def mixed(spots):
-    return spot.SpotPlan({BASE: 2}, spots, 2.0, 100.0, 688, "capacity", 1, "")
-
-
 def test_spot_instances_are_there_as_often_as_said():
     case = Case("RM2")
-    chosen = mixed({BASE: 1, "r5n.large": 19})
-    assert spot_program.interruptible(chosen)[:2] == [f"{BASE}-2", "r5n.large-0"]
-    away, span = spot_program.REPLACEMENT_SLOS * case.slo_s, 5000.0
-    events = spot_program.interruptions(case, chosen, 0.9, span, 0)
+    profile = case.profiles()["r5n.large"]
+    (kind,) = [k for k in spot.spot_kinds(1.0) if k.name == "r5n.large spot"]
+    plan = planned_by_auto(case, 1.0, [Variant("RM2", {kind.name: profile})], [kind])
+    plan = replace(plan, workers={"r5n.large": 3, kind.name: 20})
+    away, span = spot.REPLACEMENT_SLOS * case.slo_s, 5000.0
+    events = spot.interruptions(case, plan, 0.9, span, 0)
     lost = sum(min(e.at_s + away, span) - e.at_s for e in events if e.action == "leave")
     assert lost / (20 * span) == pytest.approx(0.1, rel=0.1)
-    assert {e.id for e in events} == set(spot_program.interruptible(chosen))
-    assert spot_program.reach(case, chosen) == 688
-
-
-def test_large_requests_live_through_the_loss_of_all_spot_instances():
-    case = Case("RM2")
-    chosen = mixed({"r5n.large": 15})
-    kept = {
-        name: spot_program.storm(case, chosen, policy, 130.0, True, 0)
-        for name, policy in (("scarce", spot_program.SCARCE), ("urgent", ("kairos", {})))
-    }
-    assert kept["scarce"] > 0.9
-    assert kept["urgent"] < 0.5
+    assert {e.id for e in events} == {f"r5n.large spot-{i}" for i in range(20)}
 
 
 def test_variants_and_hardware_in_one_plan():
     case = Case("RM2")
     first = kairos.plan(case.problem())
     assert isinstance(first, kairos.Plan)
-    problem = accuracy.tiered(case, 140.0)
-    together, second = tiers.plan(problem), tiers.plan(problem, first.counts)
-    assert isinstance(together, tiers.Plan)
-    assert isinstance(second, tiers.Plan)
+    every, budget = accuracy.variants(case), case.budget
+    together, second = (
+        planned_by_auto(case, 140.0, every, accuracy.KINDS, budget_per_hour=budget, **how)
+        for how in ({}, {"present": first.counts})
+    )
     assert together.accuracy > second.accuracy + 0.3
-    reached, bad = accuracy.simulated(case, problem, together, ("kairos", {}), 2000, 0)
-    assert reached == pytest.approx(together.accuracy, abs=0.3)
-    assert bad < 0.02
+    assert together.cost_per_hour <= budget
+    report = report_of(case, 140.0, every, together, requests=2000, seed=0)
+    assert report.accuracy == pytest.approx(together.accuracy, abs=0.3)
+    assert report.bad_rate() < 0.02

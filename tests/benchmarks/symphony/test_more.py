@@ -9,10 +9,9 @@ from benchmarks.own import responsive_grid
 from benchmarks.own.responsive_grid import POLICIES, STRONG, worst_bad
 from benchmarks.symphony.fig9 import upper_bound
 from benchmarks.symphony.fig11 import cluster, systems
-from benchmarks.symphony.fig15 import Autoscaled, least_gpus
+from benchmarks.symphony.fig15 import Advice, Autoscaled, least_gpus
 from benchmarks.zoos import ZooModel
 from ray_slo.core import Cluster
-from ray_slo.planning.autoscale import Limits
 from ray_slo.policies import make_policy
 from ray_slo.simulation import Report, Workload, simulate
 
@@ -22,7 +21,7 @@ MODELS = [ZooModel("a", 1.0, 5.0, 30), ZooModel("b", 2.0, 6.0, 50)]
 def _run(rate: float, workers: int, *, follow: bool, until_s: float = 4.0):
     host = Autoscaled(
         make_policy("deferred", {"objective": "consolidate"}),
-        Limits(1, 16, periods_down=2),
+        16,
         workers,
         every_s=0.5,
         until_s=until_s,
@@ -50,6 +49,14 @@ def test_samples_agree_with_the_report(rate, follow):
     assert 0 <= arrived - sum(s.good + s.bad for s in samples) < 3 * rate * 0.05
     bad = sum(s.bad for s in samples) / arrived
     assert bad == pytest.approx(report.bad_rate(), abs=0.01)
+
+
+def test_the_worked_example_of_the_advice():
+    advice = Advice(16)
+    assert [advice.after(8, 0.2, 0.0), advice.after(8, 1.0, 0.0)] == [10, 16]
+    assert [advice.after(8, 0.0, 0.3), advice.after(8, 0.0, 0.5)] == [8, 7]  # two periods in a row
+    assert [advice.after(8, 0.0, 0.5), advice.after(8, 0.01, 0.15)] == [8, 8]
+    assert [advice.after(8, 0.0, 0.5), advice.after(8, 0.0, 1.0)] == [8, 5]
 
 
 def test_advice_that_is_not_followed_changes_nothing():

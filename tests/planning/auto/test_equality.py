@@ -1,12 +1,15 @@
-"""`auto` finds what the planners of the papers find on their own problems."""
+"""`auto` finds what the planners of the papers find on their own problems, and the best of all
+pools within a budget."""
+
+from itertools import product
 
 import numpy as np
 import pytest
+from scipy.optimize import linprog
 
-from ray_slo.core.cluster import Variant
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.trees import Tree, TreeTask
-from ray_slo.planning import auto, kairos, loki, tiers
+from ray_slo.planning import auto, kairos, loki
 from ray_slo.planning.catalogue import InstanceType
 from ray_slo.planning.result import Infeasible
 
@@ -89,75 +92,75 @@ def test_loki(seed):
         assert ours.accuracy == pytest.approx(theirs.accuracy, rel=1e-4)
 
 
-def random_tiers(seed, sizes=(1,)):
-    """All of an instance's time, and batches that nobody waits for."""
+def random_budgeted(seed, sizes):
+    """Two variants on two kinds of workers, and a budget for a few of them."""
     rng = np.random.default_rng(seed)
-    types = [InstanceType(name=name, price_per_hour=float(rng.uniform(0.2, 2))) for name in "xyz"]
-    variants = []
-    for i in range(3):
-        profiles = {
-            t.name: LatencyProfile.linear(
-                rng.uniform(2, 20) / 1e3, rng.uniform(1, 9) / 1e3, 8 * max(sizes)
-            )
-            for t in types
-        }
-        variants.append(Variant(f"v{i}", profiles, float(np.round(rng.uniform(60, 99), 2))))
-    return tiers.Problem(
-        types,
-        variants,
-        demand=float(rng.uniform(50, 1500)),
-        latency_slo_s=float(rng.uniform(0.02, 0.1)) * max(sizes) ** 0.5,
-        sizes=sizes,
-        budget_per_hour=float(rng.uniform(2, 9)) * max(sizes) ** 0.75,
-        xi=1.0,
-        load=1.0,
-        batch_sizes=(1, 2, 4, 8),
+    variants = tuple(
+        auto.Variant(
+            name,
+            accuracy,
+            {
+                kind: LatencyProfile.linear(
+                    part * rng.uniform(4, 20) / 1e3, rng.uniform(1, 9) / 1e3, 8 * max(sizes)
+                )
+                for kind in "xy"
+            },
+        )
+        for name, accuracy, part in (("large", 90.0, 1.0), ("small", 80.0, 0.3))
+    )
+    each = [(size, sizes.count(size) / len(sizes)) for size in sorted(set(sizes))]
+    classes = tuple(auto.Size(size, float(size), share) for size, share in each)
+    return auto.Problem(
+        (auto.Model("m", variants, sizes=classes),),
+        (Tree.of_model("m", {"": float(rng.uniform(0.05, 0.2)) * max(sizes) ** 0.5}),),
+        {"m": auto.Demand(float(rng.uniform(150, 700)))},
+        tuple(auto.Kind(kind, 0, 9, float(rng.uniform(0.4, 1))) for kind in "xy"),
+        budget_per_hour=3.0,
+        sharing=False,
+        headroom=False,
         waiting_factor=1.0,
+        batch_sizes=(1, 2, 4, 8),
         relative_gap=1e-6,
         backend="highs",
     )
 
 
-SIZES = {"one": (1,), "several": (1, 1, 1, 1, 1, 2, 2, 3, 3, 8)}
+def best_of_all(problem):
+    """(accuracy, -cost) of the best of all pools within the budget, None if none serves the
+    demand. For each pool, a linear program finds the best shares."""
+    (model,), (tree,) = problem.models, problem.trees
+    pairs = [(kind, variant) for kind in problem.kinds for variant in model.variants]
+    cost, busy, limits = [], [], []
+    for i, (kind, variant) in enumerate(pairs):
+        for size in model.sizes:
+            every = [(b, variant.profiles[kind.name](b * size.largest)) for b in (1, 2, 4, 8)]
+            fits = [latency / b for b, latency in every if latency <= tree.slos_s[""]]
+            busy.append(np.eye(len(pairs))[i] * min(fits, default=0) * problem.demand["m"].rate)
+            cost.append(-variant.accuracy)
+            limits.append((0, 1 if fits else 0))
+    classes = np.tile(np.eye(len(model.sizes)), len(pairs))
+    shares = [size.share for size in model.sizes]
+    prices = np.array([kind.price_per_hour for kind, _ in pairs])
+    best = None
+    for pool in product(*(range(int(problem.budget_per_hour / price) + 1) for price in prices)):
+        if pool @ prices <= problem.budget_per_hour:
+            found = linprog(cost, np.array(busy).T, pool, classes, shares, limits)
+            if found.status == 0:
+                best = max(best or (0, 0), (round(-found.fun, 6), -float(pool @ prices)))
+    return best
 
 
-@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-@pytest.mark.parametrize("seed", range(25))
-def test_tiers(seed, sizes):
-    """The same step, and the same cost of the pool, accuracy, or share served."""
-    problem = random_tiers(seed, sizes)
-    classes = ()
-    if len(set(sizes)) > 1:
-        each = [(size, sizes.count(size) / len(sizes)) for size in sorted(set(sizes))]
-        classes = tuple(auto.Size(size, float(size), share) for size, share in each)
-    variants = tuple(auto.Variant(v.name, v.accuracy, v.profiles) for v in problem.variants)
-    ours = auto.plan(
-        auto.Problem(
-            (auto.Model("m", variants, sizes=classes),),
-            (Tree.of_model("m", {"": problem.latency_slo_s}),),
-            {"m": auto.Demand(problem.demand)},
-            tuple(auto.Kind(t.name, 0, 200, t.price_per_hour) for t in problem.types),
-            budget_per_hour=problem.budget_per_hour,
-            sharing=False,
-            headroom=False,
-            waiting_factor=1.0,
-            batch_sizes=problem.batch_sizes,
-            relative_gap=1e-6,
-            backend="highs",
-        )
-    )
-    theirs = tiers.plan(problem)
-    assert isinstance(ours, Infeasible) == isinstance(theirs, Infeasible)
-    theirs, ours = best(theirs), best(ours)
-    assert ours.step == theirs.step
-    if classes and ours.step == "share":
-        # `auto` serves all sizes alike, tiers as many requests as it can: not the large ones.
-        assert ours.served["m"] <= 1 - theirs.shed_share + 1e-4
-        return
-    assert ours.served["m"] == pytest.approx(1 - theirs.shed_share, abs=1e-4)
-    if ours.step == "hardware":
-        assert ours.cost_per_hour == pytest.approx(theirs.cost_per_hour, rel=2e-3)
-    assert ours.accuracy == pytest.approx(theirs.accuracy, abs=0.01)
+@pytest.mark.parametrize("sizes", [(1,), (1, 1, 1, 1, 1, 2, 2, 3, 3, 8)], ids=["one", "several"])
+@pytest.mark.parametrize("seed", range(12))
+def test_the_best_of_all_pools_within_a_budget(seed, sizes):
+    problem = random_budgeted(seed, sizes)
+    best, made = best_of_all(problem), auto.plan(problem)
+    assert isinstance(made, Infeasible) == (best is None)
+    if best is not None:
+        assert made.accuracy == pytest.approx(best[0], abs=0.01)
+        assert made.cost_per_hour <= problem.budget_per_hour
+        if made.step == "hardware":
+            assert made.cost_per_hour == pytest.approx(-best[1], rel=2e-3)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -8,10 +8,9 @@ from scipy.stats import binom
 
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.trees import Tree
-from ray_slo.planning import auto, kairos, spot
+from ray_slo.planning import auto
 from ray_slo.planning.auto import Demand, Kind, Model, Problem, Variant
 from ray_slo.planning.auto.taken import most_busy, room
-from ray_slo.planning.catalogue import InstanceType
 from ray_slo.planning.result import Infeasible
 
 ONE = LatencyProfile([0.01])  # 100 requests per second
@@ -61,24 +60,13 @@ def pool(rate, kinds, **kwargs):
 @pytest.mark.parametrize("budget", [1.0, 1.7, 2.6, 4.0])
 @pytest.mark.parametrize("interruptions", [0.5, 2.0, 6.0])
 def test_spot(budget, interruptions):
-    """What a pool of spot workers serves under a budget is what `spot` finds (its first and second
-    condition; no request needs an instance on demand)."""
-    price = InstanceType(
-        name="k",
-        price_per_hour=50.0,
-        spot_price_per_hour=0.2,
-        interruptions_per_hour=interruptions,
-    )
-    there = price.availability(180.0)
+    """What a pool of spot workers serves under a budget: at most 1 % of the requests are lost on
+    average, and the expected number of workers is enough."""
     workers = int(budget / 0.2 + 1e-9)
-    kinds = (Kind("k", 0, 40, 0.2, interruptions_per_hour=interruptions),)
-    assert kinds[0].there == pytest.approx(there)
-    theirs = kairos.Problem([price], {"k": ONE}, 0.02, [1], budget_per_hour=budget, xi=1.0)
-    tables = spot.Tables(theirs)
-    bound = spot._with_interruptions(
-        tables, np.array([[0]]), np.array([[workers]]), np.array([there]), 0.01
-    )
-    most = float(min(bound[0][0], bound[1][0], 100 * there * workers))
+    kind = Kind("k", 0, 40, 0.2, interruptions_per_hour=interruptions)
+    kinds, there = (kind,), kind.there
+    busy = np.linspace(0.01, there * workers, 5000)
+    most = 100 * max(b for b in busy if lost(b, workers, there) <= 0.01 * b)
     assert not isinstance(auto.plan(pool(0.98 * most, kinds, budget_per_hour=budget)), Infeasible)
     assert isinstance(auto.plan(pool(1.02 * most, kinds, budget_per_hour=budget)), Infeasible)
 

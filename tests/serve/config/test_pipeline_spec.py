@@ -99,11 +99,11 @@ def test_defaults_are_loki_and_its_policy():
     }
     spec = parse_spec(
         args(
-            planner={"name": "loki", "kwargs": {"waiting_factor": 3, "batch_sizes": [1, 2]}},
+            planner={"name": "loki", "kwargs": {"communication_s": 0.003, "batch_sizes": [1, 2]}},
             policy={"kwargs": {"drop": "none"}},
         )
     )
-    assert spec.policy.kwargs["waiting_factor"] == 3
+    assert spec.policy.kwargs["communication_s"] == 0.003
     assert spec.policy.kwargs["drop"] == "none"
     assert spec.planner.kwargs["batch_sizes"] == (1, 2)
     assert parse_spec(args(planner="loki")).planner.name == "loki"
@@ -228,10 +228,10 @@ def test_for_the_scheduler_there_is_no_user_code():
         (args(policy={"kwargs": {"parents": {}}}), "policy.kwargs.parents: follows from the pipe"),
         (
             args(
-                policy={"kwargs": {"waiting_factor": 2}},
-                planner={"name": "loki", "kwargs": {"waiting_factor": 3}},
+                policy={"kwargs": {"communication_s": 0.002}},
+                planner={"name": "loki", "kwargs": {"communication_s": 0.003}},
             ),
-            "policy.kwargs.waiting_factor: follows from the arguments of the planner; leave it out",
+            "policy.kwargs.communication_s: follows from the arguments of the planner; leave",
         ),
         (
             args(planner="loki", workers={"a": {}, "b": {}}),
@@ -242,6 +242,7 @@ def test_for_the_scheduler_there_is_no_user_code():
             "planner.kwargs.quantile: unknown key (did you mean ",
         ),
         (loki_args(kwargs={"slo_s": 1}), "planner.kwargs.slo_s: unknown key; valid keys are "),
+        (loki_args(kwargs={"waiting_factor": 3}), "planner.kwargs.waiting_factor: unknown key"),
         (
             loki_args(kwargs={"headroom_quantile": 1.5}),
             "planner.kwargs: headroom_quantile must be above 0 and below 1, got 1.5",

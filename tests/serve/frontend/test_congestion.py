@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ray_slo.serve.deadlines import FEW
 from ray_slo.serve.frontend.congestion import Congestion
+from ray_slo.serve.proxy import gate
 
 PURE = settings(max_examples=60)
 SLO_S, SLOW_S, QUICK_S = 0.2, 0.02, 0.001
@@ -74,7 +74,7 @@ def test_in_overload_the_frontend_answers_as_much_as_it_can(capacity_per_s, time
         turn_s = max(len(inside) / 8 / capacity_per_s, 1e-3)
         now += turn_s
         while due < now:
-            if len(inside) < max(one.limit, FEW):
+            if len(inside) < max(one.limit, gate.FEW):
                 inside.append(due)
             due += 1 / (times * capacity_per_s)
         done, inside = inside[: len(inside) // 8 + 1], inside[len(inside) // 8 + 1 :]

@@ -276,14 +276,6 @@ def test_a_kind_of_worker_may_be_taken_away():
             {"workers": {"w": {**SPOT, "interruptions_per_hour": 0}}},
             "workers.w.interruptions_per_hour",
         ),
-        (
-            {
-                "workers": {
-                    "w": {"instance_type": {"price_per_hour": 1, "spot_price_per_hour": 0.3}}
-                }
-            },
-            "either on demand or spot; name a kind of its own for spot workers",
-        ),
     ],
 )
 def test_spot_workers_that_nobody_plans_are_refused(fields, says):

@@ -298,7 +298,7 @@ def test_nobody_is_answered_who_left():
 
 
 def test_without_any_frontend_a_deadline_still_ends(monkeypatch):
-    monkeypatch.setattr(failover, "_GRACE_S", 0.01)
+    monkeypatch.setattr(failover, "ANSWERED_S", 0.01)
     proxy = Proxy(TIMED_OUT, takes_s=0.05)
     status, _, body = through(FailoverMiddleware(proxy), [("x-slo-latency-ms", "20")])
     assert (status, json.loads(body)["reason"]) == (504, "expired")
@@ -310,7 +310,7 @@ def test_no_answer_is_begun_that_has_no_end(monkeypatch):
     middleware = FailoverMiddleware(proxy)
     through(middleware)
     assert through(middleware)[0] == 200  # the frontend died in between
-    monkeypatch.setattr(failover, "_GRACE_S", 0.01)
+    monkeypatch.setattr(failover, "ANSWERED_S", 0.01)
     proxy.answers = [[start]]  # Serve gave up in between
     status, _, body = through(middleware, [("x-slo-latency-ms", "20")])
     assert (status, json.loads(body)["reason"]) == (504, "expired")
@@ -329,7 +329,7 @@ def test_nonsense_is_left_for_the_application_to_refuse(value):
 
 
 def test_so_many_paths_are_known(monkeypatch):
-    monkeypatch.setattr(failover, "_PLACES_KEPT", 2)
+    monkeypatch.setattr(failover, "PLACES_KEPT", 2)
     proxy = Proxy(ANSWER, ANSWER, ANSWER, [])
     middleware = FailoverMiddleware(proxy)
     for path in ("/a", "/b", "/c"):
