@@ -31,13 +31,13 @@ ASKED = [
     ),
 ]
 ROOMS = {
-    "ray_slo/policies": "tests/policies",
-    "ray_slo/simulation": "tests/simulation",
+    "ray_slo/policies": "tests/policies,tests/goldens",
+    "ray_slo/simulation": "tests/simulation,tests/goldens",
     "ray_slo/serve": "tests/serve",
-    "ray_slo/planning": "tests/planning",
-    "ray_slo/core": "tests/core",
+    "ray_slo/planning": "tests/planning,tests/goldens",
+    "ray_slo/core": "tests/core,tests/goldens",
 }
-"""Where the mutants are, and the tests that should catch them."""
+"""Where the mutants are, and the folders of the tests that should catch them."""
 MAY_LIVE: dict[str, str] = {
     (
         "ray_slo/simulation/arrivals.py, _renewal: count = int(total - reached + ⟦4 * m"
