@@ -431,6 +431,19 @@ def test_eager_counts_items_and_not_requests():
     )
 
 
+def test_eager_alone_serves_with_the_first_variant():
+    """The author's preferred one. An application puts a choice around it (`test_days.py`)."""
+    check(
+        "eager",
+        cluster(TWO_VARIANTS, 1, accuracy=ACCURACY),
+        """
+        0.000 > a b c d e f arrive, due 0.100
+        0.000 dispatch a b c d on w0 by large, ends 0.100   # ℓ(4) = 100 ms
+        0.000 drop e f: would_miss
+        """,
+    )
+
+
 def test_requests_without_a_worker_wait_for_one_until_their_deadline():
     check(
         "eager",
