@@ -3,8 +3,8 @@
 A *mutant* is a copy of the code with one small change: a comparison turned, a plus made a minus, a
 number one larger, a condition negated, a call left out. Mutants are drawn from all places of the
 Ray-free code with the same chance. Each is tried with the test file of the same name, and then with
-all tests of its room that are not slow. It is *caught* if a test fails or does not end. A survivor
-may be caught by a slow test, or change nothing that matters.
+all quick tests of its room, and the goldens. It is *caught* if one fails or does not end. A
+survivor may be caught by a slow test, or change nothing that matters.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ def caught(mutant: Mutant, root: Path) -> bool:
     raw, tests = target.read_bytes(), root / "tests" / mutant.file.split("/")[1]
     target.write_bytes(raw[: mutant.place.start] + mutant.after.encode() + raw[mutant.place.stop :])
     first = [str(path) for path in tests.rglob(f"test_{target.stem}.py")] or [str(tests)]
-    found = not (passes(first, root) and passes([str(tests)], root))
+    every = [str(path) for path in (tests, root / "tests/goldens") if path.exists()]
+    found = not (passes(first, root) and passes(every, root))
     target.write_bytes(raw)
     return found
 

@@ -13,6 +13,7 @@ from ray_slo.core.profiles import LatencyProfile
 from ray_slo.planning import Infeasible, loki
 from ray_slo.planning.loki import Plan, Problem, Task, Variant, capacity, fastest, plan
 from ray_slo.planning.loki.graph import Graph
+from ray_slo.planning.milp import Milp, Solution
 from ray_slo.planning.routing import most_accurate_first, workers_of
 from tests.planning.examples.loki import chain, linear, tree
 
@@ -313,6 +314,18 @@ def test_the_share_that_is_shed():
     assert "1000 req/s" in made.reason
     assert "is shed" in best.explanation
     check(problem, best)
+
+
+def test_a_solver_that_runs_out_of_time_has_proven_nothing(monkeypatch):
+    def nothing(self, *args, **kwargs):
+        return Solution("unknown", math.nan, math.nan, np.zeros(0))
+
+    monkeypatch.setattr(Milp, "solve", nothing)
+    made = plan(chain())
+    assert isinstance(made, Infeasible)
+    assert not made.proven
+    assert made.reason == "the solver stopped at its time limit without a plan"
+    assert made.best_effort.assignments == ()
 
 
 def test_nothing_is_fast_enough():

@@ -19,6 +19,7 @@ from ray_slo.core import (
     Model,
     Preempt,
     Request,
+    Upstream,
     Variant,
 )
 from ray_slo.core.rehearsal import Rehearsed, Score
@@ -161,6 +162,7 @@ def test_learned_load_goes_over() -> None:
         # What failed, or was given up, is not chosen.
         ({"a": score(0.5), "b": Score(error="ValueError: no")}, "a", "a"),
         ({"a": score(0.5), "b": Score((100.0,) * 4, (400,), (100.0,))}, "a", "a"),
+        ({"a": Score(error="ValueError: no"), "b": Score(error="the same")}, "a", "a"),
     ],
 )
 def test_choice(scores: dict[str, Score], current: str, expected: str) -> None:
@@ -541,3 +543,69 @@ def test_more_bad_requests_than_chance_explains(predicted, bad, surprises) -> No
     story.add(0.0, rehearsed(1, scores), "one", Choice("one", "first"))
     story.good, story.bad = 200 - bad, bad
     assert story.surprise() is surprises
+
+
+def test_a_pipeline_is_rehearsed_with_as_many_requests_as_were_made() -> None:
+    """Every request for "a" makes two for "b"."""
+    auto = Auto(trees=[tree.to_json() for tree in CHAIN])
+    auto.cluster_changed(0.0, make_cluster([("fast", 0)] * 4))
+    number, later = 0, []
+    for i in range(600):
+        now, new = i / 100, [*later]
+        number, later = number + 1, []
+        new.append(Request(number, "a", now, now + 0.06))
+        auto.requests_arrived(now, new)
+        for d in auto.decide(now).actions:
+            assert isinstance(d, Dispatch)
+            auto.batch_finished(now, d.worker, BatchOutcome(d.batch_id, d.requests, now, now))
+            for r in d.requests if d.requests[0].model == "a" else ():
+                for _ in range(2):
+                    number += 1
+                    by = Upstream(d.worker, d.variant, 0.0)
+                    later.append(Request(number, "b", now, r.deadline, upstream=by))
+    (asked,) = auto.wanted()
+    (key,) = asked.factors
+    assert key == ("a0", "b")
+    assert asked.factors[key] == pytest.approx(2.0, rel=0.02)
+
+
+def noted(cluster: Cluster, *bunches: tuple[float, list[Request]]) -> list[str]:
+    """The notes on all batches that `price` sends, in the order of time."""
+    host = Host(lambda: Auto(candidates=["price"]), cluster, strict=False)
+    host.policy.explain = True
+    for at, requests in bunches:
+        host.advance(at)
+        host.arrive(requests)
+    host.advance(host.now + 1.0, until_idle=True)
+    return [
+        action.note
+        for decision in host.decisions
+        for action in decision.actions
+        if isinstance(action, Dispatch)
+    ]
+
+
+def test_a_note_says_why_no_more_accurate_variant_was_used() -> None:
+    line = LatencyProfile.linear
+    large = Variant("large", {"default": line(0.020, 0.020, 4)}, 90.0)
+    small = Variant("small", {"default": line(0.004, 0.006, 16)}, 80.0)
+    cluster = Cluster.uniform([Model("m", 0.1, (large, small))], 1)
+
+    def bunch(first: int, count: int, now: float, budget_s: float) -> tuple[float, list[Request]]:
+        return now, [Request(first + i, "m", now, now + budget_s) for i in range(count)]
+
+    assert noted(cluster, bunch(0, 1, 0.0, 0.1)) == [""]
+    assert noted(cluster, bunch(0, 1, 0.0, 0.03)) == ["'large' would have been 10 ms late"]
+    assert noted(cluster, bunch(0, 10, 0.0, 0.1)) == ["'large' does not take 10"]
+
+
+def test_a_note_says_that_a_batch_waited_for_more_requests() -> None:
+    """The first batch is due at frontrun: 0.1 − ℓ(2) = 0.086."""
+    cluster = one_model(LINE, 0.1, 1)
+    candidates = [{"policy": "deferred", "kwargs": {"objective": "consolidate"}}]
+    host = Host(lambda: Auto(candidates=candidates), cluster)
+    host.policy.explain = True
+    host.arrive([Request(1, "m", 0.0, 0.1)])
+    host.advance(0.09)
+    sent = [a for d in host.decisions for a in d.actions]
+    assert [a.note for a in sent] == ["waited 86 ms beside this idle worker for a larger batch"]

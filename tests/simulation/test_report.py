@@ -171,3 +171,14 @@ def test_a_run_without_requests(greedy, make_cluster, tmp_path):
     json.dumps(empty.summary(), allow_nan=False)
     assert len(empty.plot(tmp_path)) == 4
     assert empty.requests.empty
+
+
+def test_the_table_of_several_models_ends_with_all_of_them(greedy, make_cluster):
+    cluster = make_cluster(models=("a", "b"))
+    workload = Workload(arrivals=Times(times_s=[0, 6, 20, 40]))
+    made = simulate(greedy(), cluster, workload, duration_s=60)
+    console = Console(width=100, file=StringIO())
+    console.print(made.table())
+    names = [line.split()[0] for line in console.file.getvalue().splitlines() if line.strip()]
+    assert [name for name in names if name in ("a", "b", "all")] == ["a", "b", "all"]
+    assert repr(made) == "Report(Greedy: 4 requests, goodput 0.06667/s, bad 0.00%)"

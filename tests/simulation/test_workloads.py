@@ -69,6 +69,7 @@ def test_trace_follows_its_rates_and_ends():
 
 def test_explicit_times_are_sorted_and_cut():
     assert Times(times_s=[3, 1, 2]).times(2.5, rng()).tolist() == [1, 2]
+    assert Times(times_s=[3, 1, 2]).rate == pytest.approx(1.0)
 
 
 def test_at_rate_scales_what_has_a_rate():

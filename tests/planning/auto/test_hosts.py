@@ -5,9 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ray_slo.planning.auto import hosts
 from ray_slo.planning.auto.graph import Config
-from ray_slo.planning.auto.hosts import Blocked, Unpacked, apart, may_wait, shared
+from ray_slo.planning.auto.hosts import apart, may_wait
 from ray_slo.planning.auto.limits import Room
 from ray_slo.planning.auto.problem import Kind
 from ray_slo.planning.auto.uses import Use
@@ -56,16 +55,3 @@ def test_surplus_workers_go_where_the_load_is_highest(least, most, counts):
         share = {"a": 1.8, "b": 0.5}[part.variant] / counts[part.variant]
         assert (part.batch_size, part.load) == (8, pytest.approx(share * 80))
     assert apart(program, kind, [], most) == []
-
-
-@pytest.mark.parametrize(("waits_s", "error"), [((0.3, 0.3), Unpacked), ((0.3, 0.05), Blocked)])
-def test_what_cannot_be_packed_is_blocked_only_if_requests_wait_unlike_times(
-    monkeypatch, waits_s, error
-):
-    monkeypatch.setattr(hosts, "_as_it_is", lambda *args: None)
-    monkeypatch.setattr(hosts, "_fewest", lambda *args: 1)
-    monkeypatch.setattr(hosts, "_packed", lambda *args: None)
-    program = SimpleNamespace(limits=SimpleNamespace(mixed=()), most={"k": 2})
-    uses = [use(name, 0.5, 0.1, wait_s) for name, wait_s in zip("ab", waits_s, strict=True)]
-    with pytest.raises(error):
-        shared(program, Kind("k", 0, 2), uses, 2)

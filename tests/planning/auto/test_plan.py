@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,9 +11,7 @@ from hypothesis import strategies as st
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.trees import Tree, TreeTask
 from ray_slo.planning import auto
-from ray_slo.planning.auto import Demand, Hosted, Kind, Model, Problem, Variant, steps
-from ray_slo.planning.auto.hosts import Blocked
-from ray_slo.planning.auto.limits import Limits, Room
+from ray_slo.planning.auto import Demand, Hosted, Kind, Model, Problem, Variant
 from ray_slo.planning.result import Infeasible
 from tests.planning.auto.cases import linear, photo, variant
 
@@ -300,53 +297,7 @@ def test_room_for_bursts_is_left():
     assert isinstance(made, Infeasible)
     assert "no room for bursts with the workers that are there" in made.reason
     assert set(made.best_effort.served.values()) == {1.0}
-    assert made.best_effort.bad_rate <= tight.bad_rate
-
-
-@pytest.mark.parametrize(
-    ("fits", "asked", "found"),
-    [
-        (0.6, [0.5, 0.75, 0.625], 0.5),
-        (0.8, [0.5, 0.75, 0.875], 0.75),
-        (0.1, [0.5, 0.25, 0.125], 0.0),  # none of them: it is the plan from before
-    ],
-)
-def test_where_there_is_too_little_room_a_bisection_finds_the_most(monkeypatch, fits, asked, found):
-    """Half of the workers' time should be free, and a share `fits` of that can be."""
-
-    def built(share):
-        seen = SimpleNamespace(step="hardware", bad_rate=0.03)
-        return SimpleNamespace(plan=share, limits=Limits(), unpriced=seen)
-
-    def all_served(problem, limits, first):
-        assert first == "hardware"
-        (room,) = limits.rooms.values()
-        shares.append(2 * (1 - room.slope))
-        assert room.reserve == pytest.approx(0.2 * shares[-1])
-        return (built(shares[-1]) if shares[-1] <= fits else None), True
-
-    shares = []
-    monkeypatch.setattr(steps, "_all_served", all_served)
-    made = steps._fuller(photo(), built(0.0), {("d-l", "gpu"): Room(0.5, 0.2)})
-    assert shares == pytest.approx(asked)
-    assert made.best_effort == pytest.approx(found)
-    assert made.reason == (
-        "no room for bursts with 4 gpu, 8 cpu: 3 % are expected to be late, 1 % may be"
-    )
-
-
-def test_if_requests_cannot_wait_one_more_worker_is_tried_then_longer_waits():
-    problem, blocked = photo(), Blocked("gpu", 0.1, 3)
-    tried = Limits(longest_s={"gpu": 0.1, "cpu": 0.2}, least={"cpu": 5})
-    more = replace(tried, longest_s={"cpu": 0.2}, least={"cpu": 5, "gpu": 4})
-    mixed = replace(tried, longest_s={"cpu": 0.2}, mixed=frozenset({"gpu"}))
-    assert steps._other_way(problem, tried, blocked) == more
-    assert steps._other_way(problem, more, blocked) == mixed
-    assert steps._other_way(problem, mixed, blocked) is None
-    # All four workers are used, or no worker can come.
-    assert steps._other_way(problem, tried, Blocked("gpu", 0.1, 4)) == mixed
-    there = replace(problem, present={"gpu": 3, "cpu": 5})
-    assert steps._other_way(there, tried, blocked) == mixed
+    assert 0.01 < made.best_effort.bad_rate < tight.bad_rate
 
 
 def test_a_plan_that_falls_short_names_every_limit():

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ray_slo.core import LatencyProfile
+from ray_slo.core.cluster import Assigned
 from ray_slo.core.trees import Tree, TreeTask
 from ray_slo.planning.auto import Demand, Kind, Model, Problem, Variant
 from ray_slo.planning.brains.auto import AutoBrain, AutoSetting
@@ -101,6 +102,38 @@ def test_every_worker_keeps_all_where_the_policy_chooses():
     # As many as there are, lest a planner that was restarted takes workers away.
     assert brain.target("cpu") is None
     assert brain.target("other") is None
+
+
+def test_no_more_workers_are_wanted_than_serve_can_run():
+    host = Host(plain(), workers(1))
+    host.run(5, 300)
+    assert host.target >= 4
+    host.brain.limit("cpu", 2)
+    assert host.brain.due(host.now, host.seen) == "limits changed"
+    host.seen = workers(2)
+    assert "out of reach with 2 cpu" in host.plan().shortfall
+    host.run(15, 300)  # fewer are wanted after an interval only
+    assert host.target == 2
+
+
+def test_without_any_plan_workers_load_all_unless_others_serve():
+    """The first attempt failed. Who serves what an earlier planner said goes on."""
+    known = {(v, "cpu"): PLAIN["m", "cpu"] for v in ("m", "n")}
+    problem = Problem(
+        (Model("m", (Variant("m", 90.0, {}), Variant("n", 80.0, {}))),),
+        (Tree.of_model("m", {"": 0.5}),),
+        {"m": Demand(1.0)},
+        (Kind("cpu", 1, 4),),
+    )
+    brain = AutoBrain(AutoSetting(problem, assigns=True))
+    nobody = seen_of(says("a", "m"), says("b"), profiles=known)
+    told = brain.wanted(0.0, nobody, True)
+    assert {w: (x.assigned, x.keep) for w, x in told.items()} == {
+        "a": ((), ("m", "n")),
+        "b": ((), ("m", "n")),
+    }
+    earlier = seen_of(says("a", "m", assigned=(Assigned("m", 4),)), says("b"), profiles=known)
+    assert set(brain.wanted(0.0, earlier, True)) == {"b"}
 
 
 def test_what_goes_wrong_though_the_plan_is_in_force_adds_workers():

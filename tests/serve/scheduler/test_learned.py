@@ -94,6 +94,19 @@ def test_a_batch_is_no_larger_than_all_workers_have_memory_for():
     assert belief.measured_to == belief.profile.measured_to == 16
 
 
+def test_the_time_to_stop_a_batch_is_the_workers_own_until_it_was_measured():
+    roster = Roster()
+    spec = parse_spec({"models": {"m": {"callable": "a:B", "latency_slo_ms": 100}}})
+    learned = Learned(spec, roster)
+    usual_s = learned.cluster().preempt_delay_s  # there and back
+    beat = Heartbeat("w", "gpu", {"m": LatencyProfile([0.01])}, [], preempt_delay_s=0.03)
+    roster.heard("w", WorkerState.of(beat, frozenset({"m"}), 1.0))
+    assert learned.cluster().preempt_delay_s == pytest.approx(usual_s + 0.03)
+    for _ in range(30):
+        learned.preempted(0.005)
+    assert learned.cluster().preempt_delay_s == pytest.approx(0.005)
+
+
 def test_less_memory_is_news_to_a_policy():
     roster, changes = Roster(), []
     for size in (8, 8, 4, 4, 8):

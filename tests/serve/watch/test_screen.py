@@ -152,6 +152,83 @@ def test_settings_that_do_not_fit_come_first():
     assert screen("app", state()).lines == ()
 
 
+def told(lines):
+    return [(line.text, line.level) for line in lines]
+
+
+def test_while_it_starts_it_says_what_it_waits_for():
+    starting = {
+        "models": ["find"],
+        "workers": {"w": {"kind": "gpu", "state": "loads f"}},
+        "deployments": {"gpu": {"running": 1, "message": "waits for a GPU"}},
+    }
+    assert told(screen("app", state(starting=starting)).lines) == [
+        ("not served yet: find", "warn"),
+        ("worker w (gpu): loads f", ""),
+        ("gpu: 1 workers run; waits for a GPU", ""),
+    ]
+
+
+def rehearsal(ago_s, measured_bad):
+    tried = {
+        "price": {"value": 0.8123, "bad": 0.0123, "p50_ms": 21.25, "whole": True},
+        "eager": {"value": 0.5, "bad": 0.25, "p50_ms": None, "whole": False},
+        "flex": {"error": "it has no profile"},
+    }
+    return {
+        **{"ago_s": ago_s, "setting": "price", "requests": 400, "predicted_bad": 0.0123},
+        **{"measured_bad": measured_bad, "tried": tried},
+    }
+
+
+def test_what_auto_runs_why_and_what_it_tried():
+    auto = {
+        **{"setting": "price", "why": "most value in time", "for_s": 12.4},
+        **{"held": 3, "failed": 1, "error": "it broke"},
+        "rehearsals": [rehearsal(30.0, 0.0456), rehearsal(20.0, None)],
+    }
+    of = section(screen("app", state(auto=auto)), "auto")
+    assert of.title == "Policy auto: rehearsed 20 s ago with 400 requests"
+    assert told(of.lines) == [
+        (
+            "auto runs 'price', for 12 s: most value in time. 3 rehearsals held, 1 failed",
+            "",
+        ),
+        ("the last rehearsal failed: it broke", "warn"),
+        # The last one has no measurement yet.
+        (
+            "30 s ago: price: not in time 1.23 % predicted, 4.56 % measured until the next",
+            "",
+        ),
+        ("flex could not be tried: it has no profile", "warn"),
+    ]
+    assert [row.cells for row in of.rows] == [
+        ["price", "0.8123", "1.23", "21.2"],
+        ["eager", "0.5000 (given up)", "25.00", ""],
+    ]
+
+
+def test_groups_with_models_on_the_move():
+    group = {
+        **{"models": ["find"], "wanted_models": ["find", "spell"], "draining": ["join"]},
+        **{"workers": ["w0", "w1"], "queued": {"find": 3, "join": 1}, "counts": {"granted": 7}},
+    }
+    (row,) = section(screen("app", state(groups={"g": group})), "groups").rows
+    assert row.cells == ["g", "find", "+spell, -join", "2", "4", "7", "?", "90.0"]
+
+
+def test_what_there_is_no_memory_for():
+    workers = state()["workers"]
+    workers["w0"]["memory"] = {
+        **{"variants": {"f": {"load_mb": 120.0, "batch_mb": 30.0}}, "room_mb": 400.0},
+        **{"device": "gpu 0", "largest_batch": {"f": 4}, "left_out": {"x": "too large"}},
+    }
+    assert told(section(screen("app", state(workers=workers)), "workers").lines) == [
+        ("w0: no memory for batches of f of more than 4", "warn"),
+        ("w0: x is left out: too large", "error"),
+    ]
+
+
 def test_every_row_fits_its_table():
     found = screen("app", state())
     assert {s.key for s in found.sections} >= {"models", "variants", "refused", "plan", "workers"}
