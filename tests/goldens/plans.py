@@ -33,6 +33,11 @@ def of_simulation(document: Mapping[str, Any]) -> list[str]:
         for root, of in found["expected"].items()
         if of["accuracy"] is not None
     ]
+    lines += [
+        f"serves {100 * share:.4g} % of {stream}"
+        for stream, share in found["served"].items()
+        if share < 1 - 1e-6
+    ]
     return lines + _short(found["shortfall"])
 
 

@@ -1,6 +1,6 @@
 """A short day of each shape of application, in figures (`tests/goldens/days.py` says which).
 
-Seeds are fixed. Loads are so high that some requests have to be refused, and that batches form.
+Seeds are fixed. Most loads are so high for a while that batches form and requests are refused.
 """
 
 from tests.goldens.days import check

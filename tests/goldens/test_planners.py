@@ -74,6 +74,7 @@ def test_auto_says_what_it_cannot_serve():
         4 gpu, 12 per hour
         small on 4 gpu: 800/s in batches of 1   # 4 · 200
         accuracy of m 80 %
+        serves 80 % of m
         short: demand 1000 req/s is out of reach with 4 gpu: 80 % of it can be served
         """,
     )
@@ -133,7 +134,23 @@ def test_auto_says_that_an_slo_is_too_short():
         of_simulation(application({"m": 250}, one(15, **line(10, 0, 4)))),
         """
         0 gpu, 0 per hour
+        serves 0 % of m
         short: the SLO of m, 0.015 s, is too short: the fastest path takes 0.02 s, waiting …
+        """,
+    )
+
+
+def test_auto_serves_the_classes_whose_slo_is_long_enough():
+    model = {"latency_slo_ms": 200, "slo_classes": {"gold": 15, "silver": 50}, **flat(10)}
+    check(
+        "auto, SLO classes",
+        of_simulation(application({"m": 150, "m@gold": 20}, {"m": model})),
+        """
+        2 gpu, 6 per hour
+        m on 2 gpu: 150/s in batches of 1
+        accuracy of m 100 %
+        serves 0 % of m@gold
+        short: the SLO of m@gold, 0.015 s, is too short: the fastest path takes 0.02 s …
         """,
     )
 
@@ -191,6 +208,7 @@ def test_auto_fills_a_budget_with_the_kind_that_does_most_for_it():
         0 gpu, 6 cpu, 6 per hour
         small on 6 cpu: 600/s in batches of 1
         accuracy of m 80 %
+        serves 85.71 % of m                     # 600 / 700
         short: demand 700 req/s is out of reach with 4 gpu, 8 cpu, a budget of 6 per hour …
         """,
     )

@@ -120,9 +120,9 @@ def test_deferred_serves_at_once_while_the_load_is_low():
         cluster(ONE, 1),
         """
         0.000 > a arrives, due 0.100
-        0.000 dispatch a on w0, ends 0.020        # one at a time keeps up with the measured load
+        0.000 dispatch a on w0, ends 0.020        # no load was measured yet: it does not wait
         0.003 > b c d e f g h arrive, due 0.103
-        0.020 dispatch b c d e f g h on w0, ends 0.100   # ℓ(7) = 80 ms; 7 requests are enough
+        0.020 dispatch b c d e f g h on w0, ends 0.100   # ℓ(7) = 80 ms: all are in time
         0.200 > i arrives, due 0.240
         0.202 > j k l n o p q r arrive, due 0.302
         0.202 drop i: shed                        # with i, only 2 could go: 0.240 − 0.202 = 38 ms
