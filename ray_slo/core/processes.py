@@ -66,9 +66,17 @@ def come_forward() -> int:
 
 
 def bound_threads() -> None:
-    """Let libraries that are imported later start as many threads as OpenMP may, as NumPy and
-    PyTorch do. Without this, each of them uses all cores of the machine, and workers disturb each
-    other. Variables that are set already stay."""
-    if count := os.environ.get(_OPENMP):
-        for name in _NOT_OPENMP:
-            os.environ.setdefault(name, count)
+    """Let libraries use as many threads as OpenMP may. Without this, some of them use all cores of
+    the machine, and workers disturb each other. Variables that are set already stay.
+
+    Ray may have run another task in this process, with another number. BLAS that was loaded then
+    gets the new number if `threadpoolctl` is installed, as it is with scikit-learn.
+    """
+    if not (count := os.environ.get(_OPENMP)):
+        return
+    for name in _NOT_OPENMP:
+        os.environ.setdefault(name, count)
+    with suppress(ImportError, ValueError):
+        from threadpoolctl import threadpool_limits
+
+        threadpool_limits(int(count))

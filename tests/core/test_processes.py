@@ -65,3 +65,22 @@ def test_libraries_get_the_threads_of_openmp_unless_somebody_chose(monkeypatch):
     os.environ["OMP_NUM_THREADS"] = "2"
     bound_threads()
     assert (os.environ["NUMBA_NUM_THREADS"], os.environ["RAYON_NUM_THREADS"]) == ("3", "2")
+
+
+BLAS = """
+import os, numpy
+from threadpoolctl import threadpool_info
+from ray_slo.core.processes import bound_threads
+os.environ["OMP_NUM_THREADS"] = "2"  # after BLAS was loaded
+bound_threads()
+print(*{pool["num_threads"] for pool in threadpool_info()})
+"""
+
+
+def test_a_library_that_is_loaded_already_gets_the_new_number():
+    pytest.importorskip("threadpoolctl")
+    environ = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", BLAS], env=environ, capture_output=True, check=True
+    )
+    assert done.stdout.split() == [b"2"]
