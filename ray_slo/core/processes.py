@@ -21,6 +21,9 @@ _NOT_OPENMP = (
     "TF_NUM_INTRAOP_THREADS",
     "TF_NUM_INTEROP_THREADS",
 )
+_CHOSEN = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+THREAD_VARIABLES = (_OPENMP, *_CHOSEN)
+"""They bound the threads of NumPy, SciPy, scikit-learn and PyTorch."""
 
 _CREDENTIALS = struct.Struct("3i")  # process, user and group of a peer
 _STILL = "TtXZ"  # states of a process that is stopped, traced or dead
@@ -76,6 +79,8 @@ def bound_threads() -> None:
         return
     for name in _NOT_OPENMP:
         os.environ.setdefault(name, count)
+    if any(name in os.environ for name in _CHOSEN):
+        return  # somebody wants another number
     with suppress(ImportError, ValueError):
         from threadpoolctl import threadpool_limits
 
