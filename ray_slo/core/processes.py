@@ -72,8 +72,9 @@ def bound_threads() -> None:
     """Let libraries use as many threads as OpenMP may. Without this, some of them use all cores of
     the machine, and workers disturb each other. Variables that are set already stay.
 
-    Ray may have run another task in this process, with another number. BLAS that was loaded then
-    gets the new number if `threadpoolctl` is installed, as it is with scikit-learn.
+    Ray may have run another task in this process, with another number. Libraries that were loaded
+    then get the new number if `threadpoolctl` is installed, as it is with scikit-learn: BLAS for
+    the process, and OpenMP for the calling thread.
     """
     if not (count := os.environ.get(_OPENMP)):
         return
