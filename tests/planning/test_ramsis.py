@@ -41,8 +41,6 @@ def simulate(table, p, requests=40_000, seed=1):
     ("fields", "tolerance"),
     [
         ({}, 0.15),
-        ({"rate": 60}, 0.15),
-        ({"rate": 200}, 0.15),
         ({"num_workers": 1, "rate": 40}, 0.3),
         ({"num_workers": 40, "rate": 1600}, 0.15),
         ({"objective": "per_batch"}, 0.15),

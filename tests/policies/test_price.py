@@ -47,7 +47,7 @@ def limit(cluster, rate):
 
 
 @pytest.mark.parametrize("shape", [1.0, 0.3])
-@pytest.mark.parametrize("rate", [60, 200, 400, 800, 1200])
+@pytest.mark.parametrize("rate", [60, 400, 1200])
 def test_near_the_fluid_limit_without_violations(rate, shape):
     here = cluster()
     report = simulate("price", here, Workload(arrivals=Gamma(rate=rate, shape=shape)), duration_s=4)
@@ -120,7 +120,7 @@ def crowd(models=10, accuracies=(70.0, 80.0)):
     ]
 
 
-@pytest.mark.parametrize(("load", "least"), [(0.2, 79.9), (0.5, 72.9), (0.8, 70.4), (1.2, 70.0)])
+@pytest.mark.parametrize(("load", "least"), [(0.5, 72.9), (1.2, 70.0)])
 def test_ten_models_are_no_worse_off_with_two_variants_than_with_the_quick_one(load, least):
     workload = Workload.poisson(load * 16 * 64 / 0.07)
     both, quick = (
