@@ -124,7 +124,7 @@ def test_files_of_arrays(files, tmp_path_factory, kind, header):
         arrays = dict(file)
     folder = tmp_path_factory.mktemp("damaged")
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=20, deadline=None)
     @given(damaged_arrays(arrays, header))
     def check(found):
         path = folder / f"{kind}.npz"
@@ -206,7 +206,7 @@ def test_bench_runs(files, tmp_path_factory):
     whole = (files / "bench" / "requests.csv").read_text()
     head, *lines = [line.split(",") for line in whole.splitlines()]
 
-    @settings(max_examples=80, deadline=None)
+    @settings(max_examples=25, deadline=None)
     @given(st.data())
     def check(data):
         rows = [list(line) for line in lines]

@@ -211,7 +211,7 @@ class _Answers(BaseHTTPRequestHandler):
 
 def test_once_over_http(run):
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Answers)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
         url = f"http://127.0.0.1:{server.server_port}"

@@ -279,7 +279,7 @@ ONE = ("ask", (0, 1, 0.01, 1000, ""))
 
 @pytest.mark.timeout(0 if SEQUENCES else 240)
 @settings(
-    max_examples=SEQUENCES or 150,
+    max_examples=SEQUENCES or 40,
     derandomize=not SEQUENCES,
     database=None,
     deadline=None,

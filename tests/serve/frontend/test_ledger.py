@@ -594,6 +594,6 @@ async def live_through(steps):
 
 
 @given(st.lists(STEPS, min_size=8, max_size=25))
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_nothing_is_lost_or_answered_twice(steps):
     clock.run(live_through(steps))

@@ -42,7 +42,7 @@ class Frontend(ThreadingHTTPServer):
         self.dies = False  # with whatever is posted
         self.seen: list[dict[str, str]] = []
         super().__init__(("127.0.0.1", 0), _Handler)
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
     def handle_error(self, *_):
         """HAProxy hangs up when it is killed."""
@@ -396,6 +396,7 @@ def test_over_grpc_its_own_errors_are_ours(tmp_path, dies, message):
                     assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
                     said = reported(failed.value)
                     assert said["reason"] == "frontend_lost"
+                    time.sleep(0.02)
         server.shutdown()
     assert message in said["message"]
 
