@@ -65,6 +65,8 @@ run: $(STAMP)  ## serve a config on this machine alone: make run CONFIG=configs/
 PYTEST_ARGS := --durations=15 --reruns=1 --max-suite-reruns=5 --rerun-show-tracebacks
 BESIDE := nice -n 19 $(if $(shell command -v chrt),chrt --idle 0)
 PURE := -n auto --dist worksteal --ignore=tests/live
+# All of these take time: simulations, and networks that are trained or loaded.
+SLOW := tests/benchmarks tests/demo tests/deployments
 test: $(STAMP) check  ## set up, lint, type-check, run every test; RAY=2.56: with another Ray
 	@mkdir -p out
 	@$(BESIDE) $(BIN)/python -m pytest $(PYTEST_ARGS) $(PURE) > out/test-pure.log 2>&1 & beside=$$!; \
@@ -73,7 +75,7 @@ test: $(STAMP) check  ## set up, lint, type-check, run every test; RAY=2.56: wit
 	wait $$beside; pure=$$?; cat out/test-pure.log; exit $$((live | pure))
 
 test-fast: $(STAMP)  ## the one to run while editing: tests that need no Ray and are quick, in parallel
-	$(BIN)/python -m pytest -q $(PURE) -m "not live and not slow"
+	$(BIN)/python -m pytest -q $(PURE) $(SLOW:%=--ignore=%) -m "not live and not slow"
 
 test-torch: $(TORCH_STAMP)  ## the tests of networks, with the newest torch and torchvision (GBs, in .venv-torch)
 	nice -n 10 $(TORCH_VENV)/bin/python -m pytest $(TORCH_TESTS)

@@ -38,6 +38,7 @@ def url():
         thread.join()
 
 
+@pytest.mark.slow
 def test_bench_prints_saves_and_replays(url: str, tmp_path) -> None:
     for label in ("0", "1"):
         (tmp_path / "data" / label).mkdir(parents=True)

@@ -116,6 +116,7 @@ def damaged_arrays(draw, arrays, header):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "header"), [("report", "meta"), ("tables", "header"), ("stream", "header")]
 )
@@ -135,6 +136,7 @@ def test_files_of_arrays(files, tmp_path_factory, kind, header):
     check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SHOWN)
 def test_bytes_that_are_cut_or_flipped(files, tmp_path, kind):
     whole = (files / f"{kind}.npz").read_bytes()
@@ -200,6 +202,7 @@ def test_a_small_file_with_large_arrays_is_not_read(tmp_path, monkeypatch):
     assert "bytes, at most 100000 are read" in text
 
 
+@pytest.mark.slow
 def test_bench_runs(files, tmp_path_factory):
     folder = tmp_path_factory.mktemp("bench")
     summary = json.loads((files / "bench" / "summary.json").read_text())

@@ -125,6 +125,7 @@ async def _eighty_columns(app, pilot):
     assert "›" not in "".join(app.body.render_line(y).text for y in range(app.body.size.height))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("test", [_shows, _keys, _applications, _small, _eighty_columns])
 def test_screen(test):
     test()

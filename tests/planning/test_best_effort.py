@@ -136,6 +136,7 @@ def test_a_plan_has_room_for_a_lone_request_and_all_that_it_makes(problem: Probl
     assert max(s.finish_at for s in host.sent) <= problem.slo_s + 1e-6
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(problems())
 def test_the_best_effort_serves_a_lone_request_wherever_that_is_possible(problem: Problem) -> None:

@@ -68,6 +68,7 @@ def test_bursts_cost_accuracy():
     assert bursty < poisson
 
 
+@pytest.mark.slow
 def test_an_slo_of_hours_needs_few_lengths_of_the_queue(monkeypatch):
     """`solve` finds the values of all queues at once, `columns` those of one, from the same h."""
     widths = []

@@ -79,6 +79,7 @@ APPLICATIONS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kwargs", APPLICATIONS, ids=["models", "chain", "shared", "own", "plan", "floor"]
 )

@@ -112,6 +112,7 @@ def test_one_model_has_no_floor():
         floor.ended([r])
 
 
+@pytest.mark.slow
 def test_it_is_reached_in_overload():
     """Without it, the heavy model has less than half of the mean."""
     models = {

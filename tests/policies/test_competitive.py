@@ -48,6 +48,7 @@ def largest_affinity(profiles: Profiles) -> float:
     return float(affinity(alpha, beta).max())
 
 
+@pytest.mark.slow
 def test_never_worse_than_the_proven_ratio():
     ratios, preempted = [], 0
     for seed in SEEDS:

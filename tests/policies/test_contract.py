@@ -48,6 +48,7 @@ def idle_though_useful(host: Host) -> list[tuple[str, Request]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kwargs"), CASES, ids=id_of)
 @settings(max_examples=SEQUENCES or 8)
 @given(
