@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -55,7 +56,12 @@ def test_a_config_says_the_mode(tmp_path):
     with (
         (tmp_path / "log").open("wb") as log,
         subprocess.Popen(
-            [Path(sys.executable).with_name("serve"), "run", path], env=env, stdout=log, stderr=log
+            [Path(sys.executable).with_name("serve"), "run", path],
+            env=env,
+            stdout=log,
+            stderr=log,
+            # A shell starts what runs in its background with this signal ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         ) as serving,
     ):
         url, until = f"http://127.0.0.1:{port}", time.monotonic() + 200
@@ -68,6 +74,9 @@ def test_a_config_says_the_mode(tmp_path):
             with urllib.request.urlopen(f"{url}/-/status", timeout=10) as answer:
                 shown = json.load(answer)
         finally:
-            serving.send_signal(2)
-            serving.wait(60)
+            serving.send_signal(signal.SIGINT)
+            try:
+                serving.wait(60)
+            finally:
+                serving.kill()
     assert shown["mode"] == "fast (HAProxy)"
