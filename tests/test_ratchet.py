@@ -184,6 +184,7 @@ def counted():
     return Counted(ROOT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", RECORDS)
 def test_nothing_has_risen_and_the_record_has_fallen_with_it(counted, what):
     spare = SPARE_LINES if what == "code_lines" else 0

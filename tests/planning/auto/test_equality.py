@@ -77,7 +77,11 @@ def best(made):
     return made.best_effort if isinstance(made, Infeasible) else made
 
 
-@pytest.mark.parametrize("seed", range(60))
+QUICK = [seed for seed in range(1, 30) if seed not in (2, 4, 13, 15)]
+"""Without those whose programs take seconds."""
+
+
+@pytest.mark.parametrize("seed", QUICK)
 def test_loki(seed):
     """The same step; then as few workers, or the same accuracy, or the same share served."""
     problem = random_loki(seed)
