@@ -144,5 +144,9 @@ def in_words(own: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
+    # This must be set before NumPy is imported. Programs measure the time of one core. On a busy
+    # machine, threads of BLAS spin while they wait for a core, and factorisations take three times
+    # as long.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # programs stop what they started
     main()
