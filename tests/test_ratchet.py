@@ -26,7 +26,7 @@ CODE_LINES = {
     "demo": 2274,
     "load": 599,
     "models": 2515,
-    "planning": 9240,
+    "planning": 9020,
     "policies": 6571,
     "record": 948,
     "serve": 2153,  # two times after a deadline, once for frontends and HAProxy
@@ -55,13 +55,13 @@ _BY_COUNT = {
     4: "Call Job Question Variant",
     3: """
         Answer Batch Demand Entry Found Frozen Header Known Measured Place Planner Plans
-        Pool Program Search Served Task Tree
+        Pool Search Served Task Tree
     """,
     2: """
-        Answering Auto BatchTrace Batches Bench Built Candidate Column Config
-        Connections Counts Deployment Drain Flight Frontend Gamma Gate Graph Kairos Kind
-        Layout Lines Member ModelSpec Node Offer Options Pace Path Pipeline
-        PipelineSpec Poisson Policy PolicySpec Process Progress Reading Recent Recorded
+        Answering Auto BatchTrace Batches Bench Built Candidate Column
+        Connections Counts Deployment Drain Flight Frontend Gamma Gate Kairos Kind
+        Layout Lines Member ModelSpec Node Offer Options Pace Pipeline
+        PipelineSpec Poisson Policy PolicySpec Process Program Progress Reading Recent Recorded
         Replayed RequestTrace Routes Routing Row Runner Sample Section Seen Service Shape
         Share Size Sizes Slot Solved Solver Spec Steps Stream Sums Tables Target Times
         Use VariantSpec Watch

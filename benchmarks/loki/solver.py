@@ -29,6 +29,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 
 from benchmarks.harness.rows import Row
+from benchmarks.loki import published
 from benchmarks.loki.data import CARS, FACES, traffic
 from benchmarks.loki.systems import best_plan, capacities
 from ray_slo.planning import loki
@@ -125,8 +126,8 @@ def _routes(problem: loki.Problem, points: int) -> list[Row]:
     ):
         slow, lost, accuracy = [], [], []
         for demand in grid:
-            asked = replace(problem, demand=demand, any_route=any_route)
-            plan = best_plan(asked)
+            asked = replace(problem, demand=demand)
+            plan = best_plan(asked) if any_route else published.plan(asked, any_route=False)[0]
             workers = {w.id: w for w in workers_of(asked, plan, as_planned=as_planned)}
             made = most_accurate_first(parents, workers.values(), demand)
             sent = late = 0.0

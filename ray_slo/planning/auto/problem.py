@@ -217,6 +217,8 @@ class Problem:
         target_bad: share of the requests that may be late or refused because of bursts.
         headroom: whether workers have as much free time as bursts need (`headroom.py`). Without it,
             a plan fills every worker, as Loki does. This is for comparisons.
+        fits_alone: whether the requests that a single request at the root makes at a task must fit
+            into the task's time (`rows.add_alone`). It needs `sharing` to be false.
         backend, time_limit_s, relative_gap, seed: arguments of the solver, for each program.
 
     Raises:
@@ -244,6 +246,7 @@ class Problem:
     batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     target_bad: Annotated[float, Field(gt=0, lt=1)] = 0.01
     headroom: bool = True
+    fits_alone: bool = False
     backend: Backend = "auto"
     time_limit_s: Positive = 10.0
     relative_gap: NonNegative = 1e-4
@@ -253,6 +256,8 @@ class Problem:
         check_fields(self)
         if not self.batch_sizes or min(self.batch_sizes) < 1:
             raise ValueError(f"batch_sizes must be at least 1, got {self.batch_sizes}")
+        if self.fits_alone and self.sharing:
+            raise ValueError("fits_alone: only without sharing")
         self._check_names()
         self._check_variants()
         self._check_references()

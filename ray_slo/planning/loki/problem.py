@@ -55,10 +55,9 @@ class Problem:
         waiting_factor: time of a request at a task including the wait, as a multiple of the time of
             a batch. 2 is the paper's "SLO/2".
         communication_s: delay per server on the path, in seconds (§4.2).
-        any_route: whether every path through loaded configurations must be fast enough. Then a
-            variant has one batch size, y(i, k) in the paper. False is the published program. It
-            checks only the paths that it uses, although its routing tables (Algorithm 1) may form
-            any path.
+        any_route: true. Every path through loaded configurations is fast enough, and a variant has
+            one batch size. The published program checks only the paths that it uses, although its
+            routing tables (Algorithm 1) may form any path (`benchmarks/loki/published.py`).
         headroom_quantile: the plan is for this quantile of the arrivals in `headroom_period_s`, if
             these are Poisson at `demand`. None: the plan is for the mean, as in the paper.
         fits_alone: whether the requests that a single request at the root makes at a task must fit
@@ -100,6 +99,8 @@ class Problem:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if not self.any_route:
+            raise ValueError("any_route must be true: requests may take any path")
         if not self.batch_sizes or min(self.batch_sizes) < 1:
             raise ValueError(f"batch_sizes must be at least 1, got {self.batch_sizes}")
         self._check_tree()

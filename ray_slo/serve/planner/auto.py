@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _MEASURED = {"models", "trees", "demand", "kinds", "present", "current"}
 _MEASURED |= {"group_of", "group_now", "allowed_groups"}
-_FIXED = {"waiting_factor"}  # for comparisons
+_FIXED = {"waiting_factor", "fits_alone"}  # for comparisons
 _LIVE = {"swap_cost": 0.1}  # a live plan does not reload networks without a gain
 _IDLE_S = 60.0  # least time before the last worker stops
 
