@@ -197,11 +197,6 @@ class PipelineConfig(StrictConfig):
                 )
 
     @property
-    def is_sized(self) -> bool:
-        """Whether the requests of a task have sizes."""
-        return any(task.is_sized for task in self.tasks.values())
-
-    @property
     def parents(self) -> dict[str, str | None]:
         """Parent by task, parents before their children: the root comes first."""
         order: dict[str, str | None] = {n: None for n, t in self.tasks.items() if t.parent is None}

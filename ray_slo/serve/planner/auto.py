@@ -40,11 +40,6 @@ class Auto(PlannerPlugin):
 
     @classmethod
     def check(cls, config: AppConfig, planner: PlannerConfig) -> None:
-        if config.policy.name == "pipeline":
-            raise ValueError(
-                "policy: 'pipeline' needs the routes of the planner 'loki'; choose another policy, "
-                "or that planner"
-            )
         given, kinds = cls.arguments(planner.kwargs), config.kinds
         free = [kind for kind, worker in kinds.items() if worker.rented is None]
         if given.get("budget_per_hour") is not None and free:
@@ -166,7 +161,7 @@ def _in_time(tree: Tree, margin_s: float) -> Tree:
 
 def _assigned(spec: AppSpec) -> set[str]:
     """Return the kinds of workers for which the plan says what each one serves. They have variants
-    to choose from, and their policy follows the plan."""
+    to choose from and their policy follows the plan, or their policy makes routes from it."""
     found = set()
     trees = list(spec.trees.values())
     for kind, worker in spec.workers.items():
@@ -176,7 +171,8 @@ def _assigned(spec: AppSpec) -> set[str]:
         if worker.group is not None:
             its = {m for m in spec.models if spec.homes.get(m, worker.group) == worker.group}
         several = any(len(spec.models[model].variants) > 1 for model in its)
-        if several and follows_assignments(policy):
+        routes = getattr(policy, "for_pipelines", False)
+        if routes or (several and follows_assignments(policy)):
             found.add(kind)
     return found
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ray_slo.core import LatencyProfile
 from ray_slo.core.demand import HEADROOM_QUANTILE
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 _MEASURED = {"tasks", "demand", "workers", "slo_s", "path_accuracies", "current"}
 _FIXED = {"waiting_factor"}  # for comparisons
-_SAME = ("communication_s",)  # values that its policy must share
 
 # A live plan has room for Poisson arrivals, and does not reload networks for nothing.
 _LIVE = {"headroom_quantile": HEADROOM_QUANTILE, "swap_cost": 0.1}
@@ -90,21 +88,6 @@ class Loki(PlannerPlugin):
     def replica_bounds(cls, worker: WorkerConfig, planner: PlannerConfig) -> tuple[int, int] | None:
         most = worker.most_replicas
         return None if most is None else (worker.least_replicas, most)
-
-    @classmethod
-    def policy_kwargs(
-        cls, config: AppConfig, planner: PlannerConfig, given: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        pipeline = config.lone_pipeline
-        assert pipeline is not None
-        same = {key: planner.kwargs[key] for key in _SAME if key in planner.kwargs}
-        kwargs = {"parents": pipeline.parents, "factors": pipeline.factors}
-        if wrong := sorted(set(given) & {*kwargs, *same}):
-            raise ValueError(
-                f"policy.kwargs.{wrong[0]}: follows from the "
-                f"{'pipeline' if wrong[0] in kwargs else 'arguments of the planner'}; leave it out"
-            )
-        return {**kwargs, **same, **given}
 
     @classmethod
     def brain(cls, spec: AppSpec) -> LokiBrain:

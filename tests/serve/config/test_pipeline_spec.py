@@ -89,14 +89,27 @@ def test_tasks_are_models_to_everybody_below():
     assert list(spec.pipelines["pipeline"].parents.items()) == [("find", None), ("spell", "find")]
 
 
-def test_defaults_are_loki_and_its_policy():
+def test_the_default_planner_and_its_policy_are_auto():
     spec = parse_spec(args())
-    assert (spec.planner.name, spec.planner.interval_s) == ("loki", 10)
-    assert spec.policy.name == "pipeline"
-    assert spec.policy.kwargs == {
-        "parents": {"find": None, "spell": "find"},
-        "factors": {"f0": {"spell": 1.0}, "f1": {"spell": 1.0}, "s0": {}},
-    }
+    assert (spec.planner.name, spec.planner.interval_s) == ("auto", 10)
+    assert (spec.policy.name, spec.policy.kwargs) == ("auto", {})
+
+
+ROUTES = {
+    "parents": {"find": None, "spell": "find"},
+    "factors": {"f0": {"spell": 1.0}, "f1": {"spell": 1.0}, "s0": {}},
+}
+
+
+@pytest.mark.parametrize(
+    "given", [{"planner": "loki"}, {"policy": "pipeline"}], ids=["loki", "auto"]
+)
+def test_the_policy_pipeline_knows_the_tree_whatever_plans_it(given):
+    spec = parse_spec(args(**given))
+    assert (spec.policy.name, spec.policy.kwargs) == ("pipeline", ROUTES)
+
+
+def test_arguments_of_loki_and_its_policy():
     spec = parse_spec(
         args(
             planner={"name": "loki", "kwargs": {"communication_s": 0.003, "batch_sizes": [1, 2]}},
@@ -224,8 +237,20 @@ def test_for_the_scheduler_there_is_no_user_code():
             args(policy="pipeline", planner=None),
             "policy: 'pipeline' needs the routes of a planner, and there is none",
         ),
-        (args(policy={"kwargs": {"x": 1}}), "policy 'pipeline' has no argument x"),
-        (args(policy={"kwargs": {"parents": {}}}), "policy.kwargs.parents: follows from the pipe"),
+        (args(policy={"kwargs": {"x": 1}}), "policy 'auto' has no argument x"),
+        (args(planner="loki", policy={"kwargs": {"x": 1}}), "policy 'pipeline' has no argument x"),
+        (
+            args(policy={"name": "pipeline", "kwargs": {"parents": {}}}),
+            "policy.kwargs.parents: follows from the pipe",
+        ),
+        (
+            args(models={"m": {"callable": Plain, "latency_slo_ms": 9}}, policy="pipeline"),
+            "policy: 'pipeline' serves one pipeline and nothing else, on `workers`",
+        ),
+        (
+            args(groups={"g": {}}, policy="pipeline"),
+            "policy: 'pipeline' serves one pipeline and nothing else, on `workers`",
+        ),
         (
             args(
                 policy={"kwargs": {"communication_s": 0.002}},
@@ -390,7 +415,7 @@ def python(**options):
 
 def test_from_python():
     spec = python(max_replicas=4, num_replicas=2, join=join, retries=7).spec()
-    assert (spec.deployment_name, spec.retries, spec.planner.name) == ("words", 7, "loki")
+    assert (spec.deployment_name, spec.retries, spec.planner.name) == ("words", 7, "auto")
     assert spec.models["find"].max_batch_size == 4
     assert spec.pipelines["words"].factors == {"find": {"spell": 3.0}, "s0": {}}
     assert spec.pipelines["words"].join is join
