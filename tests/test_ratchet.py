@@ -26,7 +26,7 @@ CODE_LINES = {
     "demo": 2274,
     "load": 599,
     "models": 2515,
-    "planning": 9048,  # auto serves what it can if an SLO leaves no time to wait
+    "planning": 9055,  # auto serves what it can if an SLO leaves no time to wait
     "policies": 6571,
     "record": 948,
     "serve": 2153,  # two times after a deadline, once for frontends and HAProxy

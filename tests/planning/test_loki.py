@@ -419,16 +419,6 @@ def test_loading_idle_workers_is_no_swap():
     assert then.swaps == 0
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_start_changes_no_optimum(backend):
-    problem = chain(demand=150.0, backend=backend, relative_gap=1e-7)
-    cold = served(problem)
-    for last in (cold, served(chain(demand=40.0))):
-        warm = plan(problem, last)
-        assert isinstance(warm, Plan)
-        assert warm.accuracy == pytest.approx(cold.accuracy, abs=1e-3)
-
-
 def test_no_demand_needs_no_workers():
     made = plan(chain(demand=0.0))
     assert isinstance(made, Plan)

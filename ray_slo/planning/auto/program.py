@@ -72,8 +72,8 @@ class Program:
         self.pairs = list(dict.fromkeys((c.variant, c.kind) for c in self.graph.configs))
         self.crowds = [
             node
-            for node, of in self.graph.nodes.items()
-            if problem.fits_alone and of.most > problem.waiting_factor
+            for node in self.graph.nodes
+            if problem.fits_alone and self.graph.at_once(node) > problem.waiting_factor
         ]
         rates = [problem.rate(s) for s in self.graph.streams]
         self.total = sum(rates) or 1.0

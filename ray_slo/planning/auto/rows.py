@@ -94,7 +94,7 @@ def takes_alone(g: Graph, node: tuple[str, str]) -> list[float]:
     """
     problem, (stream, name) = g.problem, node
     tree, of = problem.tree_of(stream), g.nodes[node]
-    crowded = [task.name for task in tree.tasks if g.nodes[stream, task.name].most > 1]
+    crowded = [task.name for task in tree.tasks if g.at_once((stream, task.name)) > 1]
     others = [other for other in crowded if other != name]
     related = any(other in tree.path(name) or name in tree.path(other) for other in others)
     time_s = 0.0 if related else problem.slo_s(stream) * (1 - 1 / problem.waiting_factor)
@@ -129,7 +129,7 @@ def add_alone(
         m.block(
             f"room for one request: {'/'.join(node)}",
             (takes, np.broadcast_to(x, takes.shape)),
-            (-g.nodes[node].most * (1 - 1e-6), z[:, None]),
+            (-g.at_once(node) * (1 - 1e-6), z[:, None]),
             lower=0,
         )
 
