@@ -64,7 +64,9 @@ def test_loki(seed):
     assert ours.shed_share == pytest.approx(theirs.shed_share, abs=1e-4)
     if theirs.step == "hardware":
         assert ours.workers == theirs.workers
-    if ours.shed_share < 1:
+    if ours.step == "share":  # the largest share leaves ties: ours may be more accurate
+        assert ours.accuracy >= theirs.accuracy * (1 - 1e-4)
+    else:
         assert ours.accuracy == pytest.approx(theirs.accuracy, rel=1e-4)
 
 
