@@ -59,25 +59,23 @@ run: $(STAMP)  ## serve a config on this machine alone: make run CONFIG=configs/
 
 # Live tests mostly wait for processes, the others compute: side by side they take half as long. The
 # live ones come first, with Ray's workers (tests/live/conftest.py): they have deadlines to meet. The
-# others are two processes, which together take what the live ones leave of two cores, and no more
-# than the rehearsals of `auto`, which run when nothing else does (chrt). A test that fails runs once
-# more, because a busy machine can upset one; the summary has it (RERUN), and more than five of them
-# fail.
+# others, one process per core, take what the live ones leave, and no more than the rehearsals of
+# `auto`, which run when nothing else does (chrt). A test that fails runs once more, because a busy
+# machine can upset one; the summary has it (RERUN), and more than five of them fail.
 PYTEST_ARGS := --durations=15 --reruns=1 --max-suite-reruns=5 --rerun-show-tracebacks
 BESIDE := nice -n 19 $(if $(shell command -v chrt),chrt --idle 0)
-LARGE := tests/benchmarks tests/cli tests/demo
+PURE := -n auto --dist worksteal --ignore=tests/live
+# All of these take time: simulations, and networks that are trained or loaded.
+SLOW := tests/benchmarks tests/demo tests/deployments
 test: $(STAMP) check  ## set up, lint, type-check, run every test; RAY=2.56: with another Ray
 	@mkdir -p out
-	@$(BESIDE) $(BIN)/python -m pytest $(PYTEST_ARGS) $(LARGE) > out/test-1.log 2>&1 & first=$$!; \
-	$(BESIDE) $(BIN)/python -m pytest $(PYTEST_ARGS) --ignore=tests/live $(LARGE:%=--ignore=%) \
-		> out/test-2.log 2>&1 & second=$$!; \
-	trap 'kill $$first $$second' INT TERM; \
+	@$(BESIDE) $(BIN)/python -m pytest $(PYTEST_ARGS) $(PURE) > out/test-pure.log 2>&1 & beside=$$!; \
+	trap 'kill $$beside' INT TERM; \
 	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/live; live=$$?; \
-	wait $$first; one=$$?; wait $$second; two=$$?; \
-	cat out/test-1.log out/test-2.log; exit $$((live | one | two))
+	wait $$beside; pure=$$?; cat out/test-pure.log; exit $$((live | pure))
 
-test-fast: $(STAMP)  ## the tests that need no Ray cluster
-	$(BIN)/python -m pytest -m "not live and not slow"
+test-fast: $(STAMP)  ## the one to run while editing: tests that need no Ray and are quick, in parallel
+	$(BIN)/python -m pytest -q $(PURE) $(SLOW:%=--ignore=%) -m "not live and not slow"
 
 test-torch: $(TORCH_STAMP)  ## the tests of networks, with the newest torch and torchvision (GBs, in .venv-torch)
 	nice -n 10 $(TORCH_VENV)/bin/python -m pytest $(TORCH_TESTS)

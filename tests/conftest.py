@@ -3,6 +3,7 @@ environment variables that choose weights are not set."""
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import socket
@@ -22,6 +23,13 @@ settings.load_profile("any machine")
 
 
 os.environ.pop("RAY_SLO_WEIGHTS", None)
+
+
+def pytest_collection_finish():
+    """What is imported stays. A worker collects garbage whenever it loads or frees a variant, which
+    would walk through all of it each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

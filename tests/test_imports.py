@@ -155,6 +155,7 @@ def house():
     return House(ROOT)
 
 
+@pytest.mark.slow
 def test_all_of_it_is_read(house):
     assert len(house.sources) > 150
     assert len(house.imports) > 1000
@@ -164,6 +165,7 @@ def test_all_of_it_is_read(house):
     assert any(found.lazy for found in house.imports)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_the_house_holds(house, rule):
     assert sorted(getattr(house, rule)()) == []

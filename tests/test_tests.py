@@ -16,6 +16,7 @@ def imported(path):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", sorted(p.name for p in HERE.iterdir() if p.is_dir()))
 def test_no_test_module_is_imported(folder):
     for path in (HERE / folder).rglob("*.py"):

@@ -30,6 +30,7 @@ def tracked(*under):
     return [line for line in done.stdout.splitlines() if (ROOT / line).is_file()]
 
 
+@pytest.mark.slow
 def test_the_wheel_has_every_file_of_the_package_and_the_docs(built):
     (path,) = built.glob("*.whl")
     names = set(zipfile.ZipFile(path).namelist())

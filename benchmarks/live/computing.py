@@ -8,6 +8,7 @@ save much), and a tokenizer with a small transformer (many short calls and Pytho
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,15 +16,15 @@ WORDS = "a person who asks the same question twice gets two answers and only one
 CHECKED = 32  # largest batch
 
 
-class Computes:
+class Computes(ABC):
     """Answers every item with the size of its batch and the batch's milliseconds, as text."""
 
-    def run(self, items: list[Any]) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def run(self, items: list[Any]) -> Any: ...
 
     @staticmethod
-    def example_input() -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def example_input() -> Any: ...
 
     def __call__(self, items: list[Any]) -> list[dict[str, str]]:
         start = time.perf_counter()

@@ -57,7 +57,8 @@ class OnlineProfile:
     Times change: another program starts, or ends. Two batches in a row that take longer than the
     estimate raise it for all sizes, until shorter ones follow. Three in a row outside the range of
     the earlier ones count as a change. Then measurements before it are forgotten in the octaves of
-    these three, and scaled by the same factor in others.
+    these three, and scaled by the same factor in others. An octave that does not run fades, the
+    sooner the fewer batches it had: a slow moment in which few large batches ran does not last.
 
     Args:
         prior: profile before the first batch (from a file, a warm-up sweep or a guess).

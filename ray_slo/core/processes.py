@@ -21,6 +21,9 @@ _NOT_OPENMP = (
     "TF_NUM_INTRAOP_THREADS",
     "TF_NUM_INTEROP_THREADS",
 )
+_CHOSEN = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+THREAD_VARIABLES = (_OPENMP, *_CHOSEN)
+"""They bound the threads of NumPy, SciPy, scikit-learn and PyTorch."""
 
 _CREDENTIALS = struct.Struct("3i")  # process, user and group of a peer
 _STILL = "TtXZ"  # states of a process that is stopped, traced or dead
@@ -66,9 +69,20 @@ def come_forward() -> int:
 
 
 def bound_threads() -> None:
-    """Let libraries that are imported later start as many threads as OpenMP may, as NumPy and
-    PyTorch do. Without this, each of them uses all cores of the machine, and workers disturb each
-    other. Variables that are set already stay."""
-    if count := os.environ.get(_OPENMP):
-        for name in _NOT_OPENMP:
-            os.environ.setdefault(name, count)
+    """Let libraries use as many threads as OpenMP may. Without this, some of them use all cores of
+    the machine, and workers disturb each other. Variables that are set already stay.
+
+    Ray may have run another task in this process, with another number. Libraries that were loaded
+    then get the new number if `threadpoolctl` is installed, as it is with scikit-learn: BLAS for
+    the process, and OpenMP for the calling thread.
+    """
+    if not (count := os.environ.get(_OPENMP)):
+        return
+    for name in _NOT_OPENMP:
+        os.environ.setdefault(name, count)
+    if any(name in os.environ for name in _CHOSEN):
+        return  # somebody wants another number
+    with suppress(ImportError, ValueError):
+        from threadpoolctl import threadpool_limits
+
+        threadpool_limits(int(count))

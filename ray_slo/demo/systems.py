@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ray_slo.models.profiling import THREAD_VARIABLES
+from ray_slo.core.processes import THREAD_VARIABLES
 from ray_slo.serve.proxy import modes
 
 APP = "demo"

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ray_slo.core.names import import_attr
+from ray_slo.core.processes import THREAD_VARIABLES
 from ray_slo.core.profiles import LatencyProfile, doubling_sizes
 from ray_slo.models.lanes import settled
 from ray_slo.models.memory import Meter
@@ -35,13 +36,6 @@ from ray_slo.models.sweep import Sweep
 
 if TYPE_CHECKING:
     from ray_slo.models.preemption_profile import PreemptionProfile
-
-THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-)
 
 
 def profile_callable(

@@ -31,13 +31,14 @@ def url():
         request_queue_size = 128  # of 5, a busy machine may turn one away
 
     with Server(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}/"
         server.shutdown()
         thread.join()
 
 
+@pytest.mark.slow
 def test_bench_prints_saves_and_replays(url: str, tmp_path) -> None:
     for label in ("0", "1"):
         (tmp_path / "data" / label).mkdir(parents=True)

@@ -187,6 +187,7 @@ def test_plans_that_no_log_has(log, tmp_path, name):
     assert wrong in shown.output.replace("\n", "")
 
 
+@pytest.mark.slow
 def test_bytes_that_are_cut_or_flipped(log, tmp_path):
     file = copied(log, tmp_path)
     whole, rng = file.read_bytes(), random.Random(0)

@@ -68,6 +68,7 @@ COMMANDS = {  # arguments, with {} for the folder to write to, and what writes t
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command(run, given, tmp_path, name):
     if name in ("report", "policy"):

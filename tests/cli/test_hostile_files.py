@@ -116,6 +116,7 @@ def damaged_arrays(draw, arrays, header):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "header"), [("report", "meta"), ("tables", "header"), ("stream", "header")]
 )
@@ -124,7 +125,7 @@ def test_files_of_arrays(files, tmp_path_factory, kind, header):
         arrays = dict(file)
     folder = tmp_path_factory.mktemp("damaged")
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=20, deadline=None)
     @given(damaged_arrays(arrays, header))
     def check(found):
         path = folder / f"{kind}.npz"
@@ -135,6 +136,7 @@ def test_files_of_arrays(files, tmp_path_factory, kind, header):
     check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SHOWN)
 def test_bytes_that_are_cut_or_flipped(files, tmp_path, kind):
     whole = (files / f"{kind}.npz").read_bytes()
@@ -200,13 +202,14 @@ def test_a_small_file_with_large_arrays_is_not_read(tmp_path, monkeypatch):
     assert "bytes, at most 100000 are read" in text
 
 
+@pytest.mark.slow
 def test_bench_runs(files, tmp_path_factory):
     folder = tmp_path_factory.mktemp("bench")
     summary = json.loads((files / "bench" / "summary.json").read_text())
     whole = (files / "bench" / "requests.csv").read_text()
     head, *lines = [line.split(",") for line in whole.splitlines()]
 
-    @settings(max_examples=80, deadline=None)
+    @settings(max_examples=25, deadline=None)
     @given(st.data())
     def check(data):
         rows = [list(line) for line in lines]

@@ -19,6 +19,7 @@ def new(*args):
     return left.value.code
 
 
+@pytest.mark.slow
 def test_what_is_written_passes_its_own_tests(tmp_path):
     folder = tmp_path / "my-first_model"
     assert new(folder, "--slo-ms", 150) == 0

@@ -28,6 +28,7 @@ def spec(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_tables(run, spec):
     code, out, _ = run(spec, "--what-if", "load=+50%", "--what-if", "slo=5ms")
     assert code == 0

@@ -30,6 +30,7 @@ def test_json_and_flags(run):
     assert summary["offered_per_s"] == pytest.approx(1000, rel=0.2)
 
 
+@pytest.mark.slow
 def test_reads_a_spec_and_writes_a_report(run, tmp_path):
     spec = tmp_path / "run.yaml"
     spec.write_text(
@@ -53,6 +54,7 @@ def test_the_start_that_is_not_counted_follows_a_short_duration(run):
     assert json.loads(out)["duration_s"] == 1
 
 
+@pytest.mark.slow
 def test_goodput_search(run):
     code, out, _ = run("simulate", "--policy", "eager", *QUICK, "--goodput", "--json")
     assert code == 0
@@ -110,6 +112,7 @@ def test_help_imports_nothing_heavy():
     assert done.stdout.strip() == "[]", done.stderr
 
 
+@pytest.mark.slow
 def test_an_application(run):
     spec = Path(__file__).parents[2] / "configs" / "simulate-application.yaml"
     code, out, err = run("simulate", spec, "--duration-s", 4, "--policy", "eager")
@@ -123,6 +126,7 @@ def test_an_application(run):
     assert "--workers cannot be used with an application" in err
 
 
+@pytest.mark.slow
 def test_an_application_is_logged(run, tmp_path):
     spec = Path(__file__).parents[2] / "configs" / "simulate-application.yaml"
     assert run("simulate", spec, "--duration-s", 3, "--log", tmp_path / "log")[0] == 0

@@ -110,6 +110,7 @@ def test_tables_of_something_else_are_not_overwritten(run, spec):
     assert spec.with_suffix(".npz").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_shows_and_compares(run, spec, tmp_path):
     run("solve", spec)
     first, second = spec.with_suffix(".npz"), tmp_path / "four.npz"

@@ -154,6 +154,7 @@ def test_auto_says_what_it_runs_why_and_what_it_tried():
     assert lines[-2].startswith("auto runs 'eager'") or "auto runs 'eager'" in " ".join(lines)
 
 
+@pytest.mark.slow
 def test_handles_work_where_throughput_is_optimized(monkeypatch):
     """Serve makes them for event loops only then, and a command has none."""
     monkeypatch.setenv("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1")

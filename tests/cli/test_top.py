@@ -125,6 +125,7 @@ async def _eighty_columns(app, pilot):
     assert "›" not in "".join(app.body.render_line(y).text for y in range(app.body.size.height))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("test", [_shows, _keys, _applications, _small, _eighty_columns])
 def test_screen(test):
     test()
@@ -211,7 +212,7 @@ class _Answers(BaseHTTPRequestHandler):
 
 def test_once_over_http(run):
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Answers)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
         url = f"http://127.0.0.1:{server.server_port}"

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ray_slo.core.processes import NICENESS_ENV, bound_threads, is_running
+from ray_slo.core.processes import NICENESS_ENV, THREAD_VARIABLES, bound_threads, is_running
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
@@ -65,3 +65,24 @@ def test_libraries_get_the_threads_of_openmp_unless_somebody_chose(monkeypatch):
     os.environ["OMP_NUM_THREADS"] = "2"
     bound_threads()
     assert (os.environ["NUMBA_NUM_THREADS"], os.environ["RAYON_NUM_THREADS"]) == ("3", "2")
+
+
+BLAS = """
+import os, numpy
+from threadpoolctl import threadpool_info
+from ray_slo.core.processes import bound_threads
+os.environ["OMP_NUM_THREADS"] = "2"  # after BLAS was loaded
+bound_threads()
+print(*{pool["num_threads"] for pool in threadpool_info()})
+"""
+
+
+@pytest.mark.parametrize(("chosen", "threads"), [({}, b"2"), ({"OPENBLAS_NUM_THREADS": "1"}, b"1")])
+def test_a_library_that_is_loaded_gets_the_new_number_unless_somebody_chose(chosen, threads):
+    pytest.importorskip("threadpoolctl")
+    own = {name: value for name, value in os.environ.items() if name not in THREAD_VARIABLES}
+    environ = own | {"OMP_NUM_THREADS": "1"} | chosen
+    done = subprocess.run(
+        [sys.executable, "-c", BLAS], env=environ, capture_output=True, check=True
+    )
+    assert done.stdout.split() == [threads]

@@ -154,6 +154,7 @@ def test_bad_profiles(make, message):
         make()
 
 
+@pytest.mark.slow
 @given(latencies)
 def test_json_round_trip(table):
     profile = LatencyProfile(table)
@@ -231,6 +232,7 @@ class TestOnline:
         online.observe(16, self.prior(16))
         assert online.profile(16) == pytest.approx(self.prior(16))
 
+    @pytest.mark.slow
     @given(st.floats(0.0005, 0.004), st.floats(0.001, 0.03))
     def test_corrects_a_wrong_shape(self, alpha, beta):
         truth = LatencyProfile.linear(alpha, beta, 32)
@@ -301,6 +303,7 @@ class TestOnline:
         assert profile(9) == pytest.approx(truth(9), rel=0.01)
         assert 0.95 * truth(18) <= profile(18) <= 1.1 * truth(18)
 
+    @pytest.mark.slow
     def test_batches_grow_to_the_best_size_although_times_scatter(self):
         """An overloaded policy runs the smallest batch that seems to serve most, within 0.5 s. 95 %
         of batches of 13 take less."""

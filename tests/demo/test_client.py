@@ -32,7 +32,7 @@ def server():
     heard = []
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
         made.heard, made.url = heard, f"http://127.0.0.1:{made.server_port}/"
-        thread = threading.Thread(target=made.serve_forever)
+        thread = threading.Thread(target=made.serve_forever, args=(0.01,))
         thread.start()
         yield made
         made.shutdown()

@@ -173,7 +173,7 @@ def cache(tmp_path_factory):
 def test_a_page_is_read_from_end_to_end(wheel):
     detector, recogniser = ocr.load_detector("det960"), ocr.load_recogniser("rec48")
     wrong = written = 0
-    for truth in pages(2, seed=7):
+    for truth in pages(1, seed=7):
         (found,) = Detect()(detector, [Detect.preprocess(truth.png)])
         lines = Recognise()(recogniser, found.items["recognise"])
         answer = join(found.result, {"recognise": lines})
@@ -248,7 +248,7 @@ def test_networks_run_on_the_device_that_they_are_told(wheel, monkeypatch):
 
 
 def test_measuring_counts_lines_and_characters(wheel):
-    found = measure.measure(pages(2, seed=9), ["det320", "det960"], ["rec48"])
+    found = measure.measure(pages(1, seed=9), ["det320", "det960"], ["rec48"])
     assert set(found["path_accuracies"]) == {"det320/rec48", "det960/rec48"}
     assert found["accuracies"]["rec48"] == max(found["path_accuracies"].values()) > 95
     written = found["written_lines_per_page"]

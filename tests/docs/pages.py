@@ -45,7 +45,7 @@ SOME_MODEL = {
     "models": {"m": {"callable": "examples.groups:Scale", "args": [2], "latency_slo_ms": 500}}
 }
 OUTPUT = ("text", "http", "json")
-CHEAP = ("simulate", "dashboards", "replay", "report")  # commands that are always run
+CHEAP = ("dashboards", "replay", "report")  # commands that are always run
 
 
 class Unknown(Exception):
@@ -350,6 +350,8 @@ class Reader:
             return self._serve(args)
         if name == "plan" and rest[0].endswith(".yaml") and not (has_output or self.followed):
             self.question(rest)
+        if name == "simulate" and rest[0].endswith(".yaml") and not (has_output or self.followed):
+            self.simulation(rest[0])
         logs = name not in ("replay", "report") or str(self.log) in rest
         if not (self.followed or has_output or (name in CHEAP and logs)):
             return None
@@ -376,6 +378,15 @@ class Reader:
         for option, change in itertools.pairwise(rest):
             if option == "--what-if":
                 assert what_if(question, change) != question
+
+    def simulation(self, path: str) -> None:
+        """A simulation's spec. `test_policies` compares the figures of those that have some."""
+        from ray_slo.core.documents import read_yaml as document
+        from ray_slo.simulation.application_spec import ApplicationSpec
+        from ray_slo.simulation.spec import SimulationSpec
+
+        said = document(next(p for p in (self.folder / path, ROOT / path) if p.exists()))
+        (ApplicationSpec if "workloads" in said else SimulationSpec).model_validate(said)
 
     def _make(self, args: list[str], *_: Any) -> None:
         for target in args:

@@ -16,6 +16,7 @@ def name(path):
     return path.relative_to(ROOT).as_posix()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PURE, ids=name)
 def test_the_page_does_what_it_says(path, tmp_path, sample_log):
     with at(tmp_path):

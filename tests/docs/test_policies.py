@@ -48,6 +48,7 @@ def test_every_argument_is_there_with_its_default(name):
             assert default == f"`{quoted}`", parameter.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SIMULATED)
 def test_the_figures_are_what_the_simulation_gives(name):
     (spec,) = re.findall(rf'```yaml title="{name}\.yaml"\n(.*?)```', text(name), re.DOTALL)

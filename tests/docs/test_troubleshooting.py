@@ -49,6 +49,7 @@ def test_every_reason_is_there():
         assert TABLE[reason][0] == "RefusedEarly"
 
 
+@pytest.mark.slow
 def test_what_it_quotes_is_printed():
     said = "\n".join(literals())
     boxes = [b.code for b in blocks(ROOT / "docs" / "troubleshooting.md") if not b.language]

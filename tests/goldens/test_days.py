@@ -3,6 +3,8 @@
 Seeds are fixed. Most loads are so high for a while that batches form and requests are refused.
 """
 
+import pytest
+
 from tests.goldens.days import check
 
 
@@ -39,6 +41,7 @@ def test_one_model():
     )
 
 
+@pytest.mark.slow
 def test_one_model_with_the_default_policy():
     check(
         "one model, auto",
@@ -124,6 +127,7 @@ def unlike(**fields):
     return {"latency_slo_ms": 150, "profiles": {"gpu": line(2, 10), "cpu": line(4, 20)}, **fields}
 
 
+@pytest.mark.slow
 def test_unlike_workers():
     check(
         "unlike workers, deferred",
@@ -165,6 +169,7 @@ def test_requests_with_sizes():
     )
 
 
+@pytest.mark.slow
 def test_requests_with_sizes_on_unlike_workers():
     check(
         "sizes on unlike workers, kairos",
@@ -190,6 +195,7 @@ def test_slo_classes():
     )
 
 
+@pytest.mark.slow
 def test_the_number_of_workers_follows_the_load():
     """At most 6 workers for 25 s: 0.0417 worker-hours. A new one starts within 2 s."""
     check(

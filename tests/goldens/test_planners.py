@@ -492,6 +492,7 @@ LARGE_AND_SMALL = {"a": 400, "b": 100, "c": 100}  # about 4.5, 1.1 and 1.1 worke
 EACH_1_MB = dict.fromkeys("abc", 1)
 
 
+@pytest.mark.slow
 def test_herd_makes_groups_of_the_largest_burst_tolerance():
     """The least of a group's workers / a model's load is as large as possible."""
     check(
@@ -509,6 +510,7 @@ def test_herd_makes_groups_of_the_largest_burst_tolerance():
     )
 
 
+@pytest.mark.slow
 def test_herd_says_that_a_headroom_is_out_of_reach():
     check(
         "herd, twice the load",

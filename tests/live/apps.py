@@ -67,11 +67,13 @@ class Tasks:
         if what == "die_once" and not Path(argument).exists():
             Path(argument).touch()
             os._exit(1)
-        if what == "hold":  # note that it runs, and run until the test releases it
+        if what in ("hold", "hold_and_fail"):  # note that it runs, until the test releases it
             Path(argument).touch()
             until = time.monotonic() + 60
             while not Path(f"{argument}.go").exists() and time.monotonic() < until:
                 time.sleep(0.01)
+            if what == "hold_and_fail":
+                raise TimeoutError("let go")
         if what == "unread":
             return Unread(1, 2)
         return threading.Lock() if what == "lock" else os.getpid()

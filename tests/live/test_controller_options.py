@@ -68,6 +68,6 @@ def test_a_config_says_the_mode(tmp_path):
             with urllib.request.urlopen(f"{url}/-/status", timeout=10) as answer:
                 shown = json.load(answer)
         finally:
-            serving.send_signal(2)
+            serving.terminate()  # a SIGINT is ignored where a shell started us in the background
             serving.wait(60)
     assert shown["mode"] == "fast (HAProxy)"

@@ -8,7 +8,10 @@ import uuid
 from pathlib import Path
 
 import httpx
+import pytest
 from ray.exceptions import RayError
+
+from ray_slo.serve.ray_private.http_head import HALF_CLOSED_S
 
 PATIENCE_S = 60
 MUTE = {"starting", "unreachable"}
@@ -43,14 +46,18 @@ def status_of(handle):
 
 @contextlib.contextmanager
 def held(handle, folder, workers=2):
-    """Keep workers of `apps.Tasks` busy until the end of the block."""
+    """Keep workers of `apps.Tasks` busy until the end of the block.
+
+    Their batches fail in the end: of one that succeeds, the scheduler learns its time, and each
+    would have to be held longer than the one before.
+    """
     # With fewer workers, one would get two batches: the second waits there for the first.
     assert eventually(lambda: len(status_of(handle)["workers"]) >= workers)
     holds = []
     try:
         for _ in range(workers):
             mark = folder / uuid.uuid4().hex
-            holds.append((mark, handle.remote(("hold", str(mark)))))
+            holds.append((mark, handle.remote(("hold_and_fail", str(mark)))))
             assert eventually(mark.exists)  # before the next request, so that they are two batches
         # Shortly before its predicted end, a worker would be sent its next batch.
         assert eventually(lambda: are_overdue(status_of(handle)["workers"].values(), workers))
@@ -59,7 +66,8 @@ def held(handle, folder, workers=2):
         for mark, _ in holds:
             let_go(mark)
     for _, answer in holds:
-        assert isinstance(answer.result(timeout_s=PATIENCE_S), int)
+        with pytest.raises(TimeoutError, match="let go"):
+            answer.result(timeout_s=PATIENCE_S)
 
 
 def are_overdue(workers, count):
@@ -74,7 +82,8 @@ def let_go(mark):
 
 @contextlib.contextmanager
 def posted(url, item):
-    """Send a request over HTTP, and close the connection at the end of the block."""
+    """Send a request over HTTP, and close the connection at the end of the block. Until then, the
+    server must have begun to handle it."""
     parts, body = httpx.URL(url), json.dumps(item).encode()
     head = (
         f"POST {parts.path} HTTP/1.1\r\nhost: {parts.host}\r\n"
@@ -83,3 +92,4 @@ def posted(url, item):
     with socket.create_connection((parts.host, parts.port)) as line:
         line.sendall(head.encode() + body)
         yield
+        time.sleep(2 * HALF_CLOSED_S)  # within this time, only the sending side seems to be shut

@@ -158,6 +158,7 @@ def test_own_process_gives_the_same_result() -> None:
     assert result.summary["accuracy"] == 1.0
 
 
+@pytest.mark.slow
 def test_get_requests_without_payloads() -> None:
     with serving(lambda _: (0, 200, {}, b"hi")) as server:
         result = run_http(server.url, constant(3, 0.01, Payloads([b""])), slo_s=5)
@@ -247,6 +248,7 @@ def test_labels_of_answers(answer: object, label: str | None) -> None:
     assert parse_label(answer, "label") == label
 
 
+@pytest.mark.slow
 def test_saved_files(tmp_path) -> None:
     payloads = Payloads([b"x"], ["1"])
     with serving(lambda _: (0, 200, {}, b"1")) as server:

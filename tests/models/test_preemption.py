@@ -374,6 +374,7 @@ def test_without_an_example_the_first_calls_are_timed():
 # -- refusals --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_compiled_modules_are_refused_and_compiled_blocks_left_whole():
     block = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     with pytest.raises(ValueError, match=r"compiled by torch\.compile"):
@@ -432,6 +433,7 @@ def test_other_bad_arguments():
 # -- over and over ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_thousands_of_preemptions_leave_nothing(real_time):
     module, x = network("convolutions")
     preemptible = Preemptible(module, 4, example=x)
@@ -609,6 +611,7 @@ def test_the_smallest_number_within_both_limits_is_chosen(table, chosen, meets, 
     assert PreemptionProfile.from_json(profile.to_json()) == profile
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clock", ["wall", "thread"])
 def test_a_profile_of_a_small_module(clock, real_time, tmp_path):
     module, _ = network("convolutions")

@@ -53,6 +53,7 @@ def no_compiler(monkeypatch):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("engine", ["eager", "graph", "compile"])
 def test_every_way_has_the_results_of_the_bare_network(engine, channels_last):

@@ -115,6 +115,7 @@ def test_the_vocabulary_covers_ascii_and_keeps_words_together(tiny):
     assert len(tiny.tokenizer.get_vocab()) < tiny.network.config.vocab_size
 
 
+@pytest.mark.slow
 def test_long_texts_are_cut(transformers):
     short = text.load("bert-tiny", weights="none", device="cpu", max_tokens=16)
     long = ("word " * 1000, "other " * 1000)

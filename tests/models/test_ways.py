@@ -79,6 +79,7 @@ def test_what_is_slower_is_not_kept(choice):
     )
 
 
+@pytest.mark.slow
 def test_what_the_device_cannot_do_is_left_out(choice):
     linear = torch.nn.Linear(3, 2).eval()
 

@@ -125,7 +125,7 @@ def problems(draw) -> Problem:
     )
 
 
-@settings(max_examples=100)
+@settings(max_examples=30)
 @given(problems())
 def test_a_plan_has_room_for_a_lone_request_and_all_that_it_makes(problem: Problem) -> None:
     made = loki.plan(problem)
@@ -136,7 +136,8 @@ def test_a_plan_has_room_for_a_lone_request_and_all_that_it_makes(problem: Probl
     assert max(s.finish_at for s in host.sent) <= problem.slo_s + 1e-6
 
 
-@settings(max_examples=100)
+@pytest.mark.slow
+@settings(max_examples=30)
 @given(problems())
 def test_the_best_effort_serves_a_lone_request_wherever_that_is_possible(problem: Problem) -> None:
     made = best_effort.plan(problem)

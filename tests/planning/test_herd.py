@@ -93,6 +93,7 @@ small = st.integers(1, 4).flatmap(
 )
 
 
+@pytest.mark.slow
 @given(small)
 @settings(max_examples=150)
 def test_agrees_with_brute_force(args):

@@ -261,6 +261,7 @@ def test_any_route_is_fast_enough():
     assert slow[False] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 4, 9])
 def test_random_trees(seed):
     """a → b → c and a → d: the constraints hold, so do all routes, and the solvers agree."""

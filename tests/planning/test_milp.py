@@ -126,6 +126,7 @@ def test_the_worked_example_of_the_module():
     assert doctest.testmod(milp).failed == 0
 
 
+@pytest.mark.slow
 def test_what_every_replica_imports_is_light():
     code = (
         "import sys; import ray_slo.serve.watch.log_writer, ray_slo.planning.brains.groups\n"

@@ -90,6 +90,7 @@ def small(draw):
     )
 
 
+@pytest.mark.slow
 @given(small())
 @settings(max_examples=80)
 def test_agrees_with_brute_force(p):
@@ -105,6 +106,7 @@ def test_agrees_with_brute_force(p):
         assert plan.bound - 1e-6 <= best <= plan.objective + 1e-6 <= best + within + 2e-6
 
 
+@pytest.mark.slow
 @given(small())
 @settings(max_examples=60)
 def test_the_search_alone_keeps_limits_and_claims_nothing(p):

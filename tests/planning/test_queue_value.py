@@ -68,15 +68,9 @@ def test_bursts_cost_accuracy():
     assert bursty < poisson
 
 
-@pytest.mark.parametrize("queue", [3, 30, 2130, 1_263_003])  # lengths at which h is held
-def test_a_long_queue_has_the_value_of_its_best_column(queue):
-    """`solve` finds the values of all queues at once, `columns` those of one, from the same h."""
-    offered = columns(10, 0.15, *VARIANTS)
-    value = solve(offered, 400.0, 3600.0)
-    assert value.at(np.array(queue)) == pytest.approx(value.columns(offered, queue).max(), rel=1e-6)
-
-
+@pytest.mark.slow
 def test_an_slo_of_hours_needs_few_lengths_of_the_queue(monkeypatch):
+    """`solve` finds the values of all queues at once, `columns` those of one, from the same h."""
     widths = []
 
     def counted(spectrum, width):
@@ -91,6 +85,9 @@ def test_an_slo_of_hours_needs_few_lengths_of_the_queue(monkeypatch):
     value = solve(offered, 400.0, 3600.0)
     assert len(value.h) > 1_000_000  # requests in an hour
     assert max(widths) <= 8 * few
+    for queue in (3, 30, 2130, 1_263_003):  # lengths at which h is held
+        best = value.columns(offered, queue).max()
+        assert value.at(np.array(queue)) == pytest.approx(best, rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,7 @@ def test_bad_arrivals_are_named(make, message):
         make()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "said"),
     [

@@ -79,10 +79,11 @@ APPLICATIONS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kwargs", APPLICATIONS, ids=["models", "chain", "shared", "own", "plan", "floor"]
 )
-@settings(max_examples=100, phases=[Phase.generate])
+@settings(max_examples=25, phases=[Phase.generate])
 @given(
     kinds=st.lists(worker_kind, max_size=3),
     control_s=st.sampled_from([0.0, 0.004, 0.015]),

@@ -112,6 +112,7 @@ def test_one_model_has_no_floor():
         floor.ended([r])
 
 
+@pytest.mark.slow
 def test_it_is_reached_in_overload():
     """Without it, the heavy model has less than half of the mean."""
     models = {
@@ -122,7 +123,7 @@ def test_it_is_reached_in_overload():
         [Model(name, 0.1, (Variant(name, {"default": p}),)) for name, p in models.items()], 2
     )
     found = {}
-    for floor in (0.0, 0.7, 0.9):
+    for floor in (0.0, 0.9):
         policy = make_policy("auto", {"fairness": floor})
         report = simulate(policy, cluster, Workload.poisson(1100.0), duration_s=14.0, warmup_s=5.0)
         shares = [1 - report.bad_rate(name) for name in models]

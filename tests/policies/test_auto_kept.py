@@ -52,6 +52,7 @@ def test_the_quickest_variant_is_the_fastest_that_is_loaded():
         assert set(batches["variant"].dropna()) == {"m2"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", [80, 250, 600])
 @pytest.mark.parametrize("case", ["one", "two", "variants"])
 def test_a_run_with_rehearsals(case, load):

@@ -15,7 +15,7 @@ from tests.policies.harness import Host
 from tests.policies.offline import offline_optimum
 
 Profiles = dict[str, LatencyProfile]
-SEEDS = [seed for seed in range(40) if seed not in (15, 18, 28)]
+SEEDS = [seed for seed in range(20) if seed not in (15, 18)]
 """Of instances. The optimum of the others takes seconds each."""
 
 
@@ -48,6 +48,7 @@ def largest_affinity(profiles: Profiles) -> float:
     return float(affinity(alpha, beta).max())
 
 
+@pytest.mark.slow
 def test_never_worse_than_the_proven_ratio():
     ratios, preempted = [], 0
     for seed in SEEDS:
@@ -64,7 +65,7 @@ def test_never_worse_than_the_proven_ratio():
 
 
 def test_one_model_on_one_worker_with_the_lambda_proven_for_it():
-    for seed in range(40):
+    for seed in range(20):
         requests, profiles, _ = instance(seed)
         requests = [r for r in requests if r.model == "m0"]
         if requests:

@@ -281,6 +281,7 @@ def test_ten_models_on_one_pool_come_near_the_fluid_limit():
 # -- which policies are composed -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_overload_of_several_models_is_left_to_the_quick_variants():
     """A plan that has room for some models only leaves the others their quick variants, too."""
     times = {"quick": (0.001, 0.006, 70.0), "good": (0.003, 0.015, 80.0)}

@@ -48,8 +48,9 @@ def idle_though_useful(host: Host) -> list[tuple[str, Request]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kwargs"), CASES, ids=id_of)
-@settings(max_examples=SEQUENCES or 20)
+@settings(max_examples=SEQUENCES or 8)
 @given(
     kinds=st.lists(worker_kind, max_size=3),
     control_s=st.sampled_from([0.0, 0.004, 0.015]),
@@ -93,7 +94,7 @@ def test_every_registered_policy_is_covered() -> None:
 
 
 @pytest.mark.parametrize(("name", "kwargs"), CASES, ids=id_of)
-@settings(max_examples=SEQUENCES or 40)
+@settings(max_examples=SEQUENCES or 12)
 @given(
     kinds=st.lists(worker_kind, min_size=1, max_size=3),
     control_s=st.sampled_from([0.0, 0.004]),

@@ -24,11 +24,8 @@ from tests.kept import condensed, kept
 from tests.policies.contract import CASES, MADE_BY, Script, id_of, make, make_cluster
 from tests.policies.harness import Host
 
-POOLS = [
-    [("fast", 0)],
-    [("fast", 0), ("fast", 0), ("slow", 0)],
-    [("fast", 0), ("slow", 1), ("fast", 2), ("slow", 0)],
-]
+POOL = [("fast", 0), ("fast", 0), ("slow", 0)]
+LARGE = [("fast", 0), ("slow", 1), ("fast", 2), ("slow", 0)]
 STEPS_S = (1e-4, 0.002, 0.005, 0.01, 0.013, 0.02, 0.05)
 BUDGETS_S = (0.005, 0.012, 0.02, 0.06, 0.06, 0.06, 0.1, 0.3)
 
@@ -101,28 +98,26 @@ AT_RANDOM = [case for case in RECORDED if "kairos" not in case[0]]
 
 @pytest.mark.parametrize(("name", "kwargs"), AT_RANDOM, ids=id_of)
 def test_random_events_are_decided_as_recorded(name, kwargs):
-    for seed, pool in enumerate(POOLS):
-        rng = random.Random(seed)
-        host = host_of(name, kwargs, pool, 0.001 * seed)
-        script = Script(host, seed == 2 and not getattr(host.policy, "counts_requests", False))
-        for operation in operations(rng, 150):
-            script.do(*operation)
-        host.advance(max([host.now, *(r.deadline for r in script.requests)]) + 1e-5)
-        kept("policies/decisions", f"{name} {id_of(kwargs)}, events {seed}", said(host))
+    host = host_of(name, kwargs, LARGE, 0.002)
+    script = Script(host, not getattr(host.policy, "counts_requests", False))
+    for operation in operations(random.Random(2), 150):
+        script.do(*operation)
+    host.advance(max([host.now, *(r.deadline for r in script.requests)]) + 1e-5)
+    kept("policies/decisions", f"{name} {id_of(kwargs)}, events 2", said(host))
 
 
 @pytest.mark.parametrize(("name", "kwargs"), RECORDED, ids=id_of)
 def test_steady_streams_are_served_as_recorded(name, kwargs):
-    """Loads of about 0.5, 0.9 and 1.5 of three workers, for two seconds."""
-    for rate in (60, 110, 200):
-        rng = random.Random(rate)
-        host = host_of(name, kwargs, POOLS[1], 0.0)
-        now, requests = 1000.0, []
-        while now < 1002.0:
-            now += rng.expovariate(rate)
-            requests.append(Request(len(requests), rng.choice("aaabc"), now, now + 0.06))
-        host.run(requests)
-        kept("policies/decisions", f"{name} {id_of(kwargs)}, {rate}/s", said(host))
+    """A load of about 0.9 of three workers, for two seconds."""
+    rate = 110
+    rng = random.Random(rate)
+    host = host_of(name, kwargs, POOL, 0.0)
+    now, requests = 1000.0, []
+    while now < 1002.0:
+        now += rng.expovariate(rate)
+        requests.append(Request(len(requests), rng.choice("aaabc"), now, now + 0.06))
+    host.run(requests)
+    kept("policies/decisions", f"{name} {id_of(kwargs)}, {rate}/s", said(host))
 
 
 ACCURATE = {
@@ -170,20 +165,17 @@ def accurate_cluster(rng, workers, assigns):
     ids=id_of,
 )
 def test_variants_are_chosen_as_recorded(name, kwargs, assigns):
-    for rate in (120, 420):
-        rng = random.Random(rate)
-        cluster = accurate_cluster(rng, 4, assigns)
-        host = Host(lambda: make(name, kwargs), cluster, now=1000.0, strict=False)
-        now, requests = 1000.0, []
-        while now < 1000.4:
-            now += rng.expovariate(rate)
-            model = rng.choice("aaabbc")
-            upstream = None if rng.random() < 0.8 else rng.choice(MADE_BY)
-            budget_s = rng.choice([0.02, 0.05, 0.08, 0.08, 0.15])
-            requests.append(Request(len(requests), model, now, now + budget_s, upstream=upstream))
-        host.run(requests)
-        kept(
-            "policies/variants",
-            f"{name} {id_of(kwargs)}, {assigns}, {rate}/s",
-            condensed(said(host)),
-        )
+    rate = 420
+    rng = random.Random(rate)
+    cluster = accurate_cluster(rng, 4, assigns)
+    host = Host(lambda: make(name, kwargs), cluster, now=1000.0, strict=False)
+    now, requests = 1000.0, []
+    while now < 1000.4:
+        now += rng.expovariate(rate)
+        model = rng.choice("aaabbc")
+        upstream = None if rng.random() < 0.8 else rng.choice(MADE_BY)
+        budget_s = rng.choice([0.02, 0.05, 0.08, 0.08, 0.15])
+        requests.append(Request(len(requests), model, now, now + budget_s, upstream=upstream))
+    host.run(requests)
+    name = f"{name} {id_of(kwargs)}, {assigns}, {rate}/s"
+    kept("policies/variants", name, condensed(said(host)))

@@ -172,7 +172,7 @@ def algorithm_1(arrivals: list[Task], gpus: int, delay: float, target: int) -> l
             pass
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     drawn=tasks,
     gpus=st.integers(1, 4),
@@ -252,7 +252,7 @@ def flex(arrivals: list[Task], gpus: int, lambda_: float) -> tuple[list[Sent], i
     return sent, preempted
 
 
-@settings(max_examples=400)
+@settings(max_examples=100)
 @given(drawn=tasks, gpus=st.integers(1, 4), lambda_=st.sampled_from([1.1, 1.5, 2.0, 3.03]))
 def test_flex_is_algorithms_1_and_2(drawn, gpus, lambda_):
     arrivals = tasks_of(drawn)
@@ -302,7 +302,7 @@ def kairos(queries: list[tuple[float, int, float]], kinds: list[str]) -> list[Se
     return sent
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     drawn=st.lists(
         st.tuples(st.integers(0, 6), st.integers(1, LARGEST), st.integers(10, 80)),

@@ -215,6 +215,7 @@ def simulated(rate, limited):
     return 1 - float(report.streams(4.0, 12.0).iloc[0]["bad_rate"])
 
 
+@pytest.mark.slow
 def test_in_overload_the_root_leaves_time_for_the_tasks_below():
     assert simulated(450.0, True) > 1.1 * simulated(450.0, False)
 

@@ -558,6 +558,7 @@ def test_a_cluster_with_another_task() -> None:
 # -- properties ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     drop=st.sampled_from(RULES),

@@ -47,7 +47,7 @@ def limit(cluster, rate):
 
 
 @pytest.mark.parametrize("shape", [1.0, 0.3])
-@pytest.mark.parametrize("rate", [60, 200, 400, 800, 1200])
+@pytest.mark.parametrize("rate", [60, 400, 1200])
 def test_near_the_fluid_limit_without_violations(rate, shape):
     here = cluster()
     report = simulate("price", here, Workload(arrivals=Gamma(rate=rate, shape=shape)), duration_s=4)
@@ -120,7 +120,8 @@ def crowd(models=10, accuracies=(70.0, 80.0)):
     ]
 
 
-@pytest.mark.parametrize(("load", "least"), [(0.2, 79.9), (0.5, 72.9), (0.8, 70.4), (1.2, 70.0)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("load", "least"), [(0.5, 72.9), (1.2, 70.0)])
 def test_ten_models_are_no_worse_off_with_two_variants_than_with_the_quick_one(load, least):
     workload = Workload.poisson(load * 16 * 64 / 0.07)
     both, quick = (
@@ -138,6 +139,7 @@ def test_ten_models_are_no_worse_off_with_two_variants_than_with_the_quick_one(l
     assert both.accuracy >= least
 
 
+@pytest.mark.slow
 def test_a_rise_of_the_load_is_seen_before_the_rates_are_measured_anew():
     """From a third of capacity to more than the good variants can do, in a second of 5 SLOs."""
     rates = [3000.0, 3000.0, 11000.0]
@@ -332,6 +334,7 @@ def test_mistakes_are_named(field, kwargs):
         Price(**kwargs)
 
 
+@pytest.mark.slow
 def test_bursts_near_capacity_leave_the_value_of_the_queue_for_turns():
     rate, arrivals = 0.95 * 10 * 12 / 0.054, Workload(arrivals=Gamma(rate=2111, shape=0.1))
     assert rate == pytest.approx(2111, rel=0.001)
@@ -341,6 +344,7 @@ def test_bursts_near_capacity_leave_the_value_of_the_queue_for_turns():
     assert report.bad_rate() <= alone.bad_rate() + 0.01
 
 
+@pytest.mark.slow
 def test_a_model_of_other_workers_changes_nothing():
     """In a group of workers other groups' models are known, and not loaded."""
     one, other = Model("m", 0.15, variants()), Model("n", 0.15, variants("n"))

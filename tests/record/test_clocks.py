@@ -3,6 +3,8 @@
 import ast
 from pathlib import Path
 
+import pytest
+
 import ray_slo
 
 ROOT = Path(ray_slo.__file__).parent
@@ -27,6 +29,7 @@ def reads_a_wall_clock(file):
     )
 
 
+@pytest.mark.slow
 def test_only_stamps_are_of_wall_clocks():
     packages = ("core", "planning", "policies", "record", "load", "serve", "simulation")
     files = [file for package in packages for file in (ROOT / package).rglob("*.py")]

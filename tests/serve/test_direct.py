@@ -41,6 +41,7 @@ class Heard(direct._Messages):
         self.messages.append(decode(message))
 
 
+@pytest.mark.slow
 def test_a_message_arrives_whole_however_it_is_cut():
     @given(
         values=st.lists(

@@ -277,9 +277,10 @@ REPORT_IS_LOST = ("trap", ("report", "leaves", "lose", 0.02))
 ONE = ("ask", (0, 1, 0.01, 1000, ""))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(0 if SEQUENCES else 240)
 @settings(
-    max_examples=SEQUENCES or 150,
+    max_examples=SEQUENCES or 40,
     derandomize=not SEQUENCES,
     database=None,
     deadline=None,

@@ -101,6 +101,7 @@ EACH = pytest.mark.parametrize("embedded", [True, False], ids=["embedded", "acto
 GIVEN_UP = "is late and does not answer"
 
 
+@pytest.mark.slow
 @EACH
 @pytest.mark.parametrize("rate", [5, 30, 60])
 def test_what_a_silent_worker_owes_is_answered_elsewhere_in_time(embedded, rate, caplog):

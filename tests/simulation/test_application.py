@@ -419,6 +419,7 @@ def scaled(name, *accuracies, kinds=("gpu",), largest=16):
     return auto.Model(name, tuple(variants))
 
 
+@pytest.mark.slow
 def test_auto_sizes_and_serves_several_trees():
     models = scaled("see", 90.0, 80.0), scaled("hear", 85.0, 75.0)
     trees = Tree.of_model("see", {"": 0.3}), Tree.of_model("hear", {"": 0.3, "gold": 0.15})
@@ -465,6 +466,7 @@ def test_every_group_has_a_scheduler_of_its_own():
         assert report.bad_rate(stream="see") < 0.01 < 0.5 < report.bad_rate(stream="hear")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["deferred", "kairos"])
 def test_workers_are_there_for_large_requests_and_not_for_the_mean(policy, monkeypatch):
     profiles = {"cheap": linear(4, 6, 100), "fast": linear(0.8, 3, 100)}
@@ -486,6 +488,7 @@ def test_workers_are_there_for_large_requests_and_not_for_the_mean(policy, monke
     assert bad > 0.04 and fast == 0  # what the mean size asks for
 
 
+@pytest.mark.slow
 def test_spares_for_interruptions_pay():
     """As many spot workers as happen to be there, each by itself, serve what the plan says."""
     profile = fixed(0.01, 1)
@@ -525,6 +528,7 @@ def _groups_of(batches):
     return found
 
 
+@pytest.mark.slow
 def test_models_move_to_the_group_that_has_time_and_nothing_is_lost():
     kinds = (auto.Kind("a", 1, 3, group="left"), auto.Kind("b", 1, 3, group="right"))
     models = tuple(scaled(name, 90.0, kinds=("a", "b")) for name in ("see", "hear", "feel"))
@@ -613,6 +617,7 @@ def test_sizes_that_are_not_told_take_their_time_all_the_same():
     assert report.batches.finished_s.tolist() == pytest.approx([0.3, 0.3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["deferred", "price"])
 def test_a_run_is_logged_with_its_planner_and_replays(tmp_path, policy):
     models = scaled("see", 90.0, 80.0), scaled("hear", 85.0)

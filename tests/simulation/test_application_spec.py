@@ -191,6 +191,7 @@ def test_what_is_left_out():
     assert (variant.accuracy, variant.memory_mb) == (100, 0)
 
 
+@pytest.mark.slow
 def test_runs():
     data = read_yaml(CONFIG) | {"duration_s": 5}
     report = ApplicationSpec.model_validate(data).run(CONFIG.parent)

@@ -80,6 +80,7 @@ def test_shipped_documents(name):
     kept("simulation/figures", name, summary(report))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["deferred", "price", "eager"])
 def test_an_application(policy):
     document = {**read_yaml(CONFIGS / "simulate-application.yaml"), "policy": {"name": policy}}
@@ -102,12 +103,14 @@ def plan_of(name):
     return PlanSpec.model_validate(read_yaml(CONFIGS / f"{name}.yaml")).build(CONFIGS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plan-resnet50", "plan-pipeline"])
 def test_sizes(name):
     answers = [answer.to_json() for answer in size(plan_of(name))]
     kept("simulation/figures", name, answers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change", ["load=+20%", "load=4000/s,slo=-10%", "slo=30ms", "latency=1.3x"]
 )

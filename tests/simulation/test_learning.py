@@ -70,8 +70,9 @@ def check(policy, *args, first_profile=1.0, **kwargs):
     assert found >= 0.95 or found >= share(policy, *args, **kwargs | {"pace": ()}) - 0.02
 
 
+@pytest.mark.slow
 @ALL
-@settings(max_examples=10)
+@settings(max_examples=4)
 @given(machines, st.floats(0.3, 5.0), st.floats(0.1, 0.6), st.integers(0, 99))
 def test_whatever_the_first_profile_requests_are_in_time_soon(policy, machine, first, load, seed):
     check(policy, machine, load, seed=seed, first_profile=first)
@@ -85,6 +86,7 @@ def test_also_with_ramsis(first):
 CHANGES = {"halves": (1, 1, 2), "doubles": (2, 2, 1), "stalls": (1, 1, 20, 1)}
 
 
+@pytest.mark.slow
 @ALL
 @pytest.mark.parametrize("change", CHANGES)
 def test_so_they_are_after_the_speed_of_the_machine_has_changed(policy, change):

@@ -560,6 +560,7 @@ def test_arrivals_need_an_end():
 # -- windows -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_windows(tmp_path):
     problem = replace(PROBLEM, slo_s=4.0)
     report, _ = run(at(0, 5, 5, 5, 5, 5), planned(d=1, large=1), problem=problem, duration_s=10.0)
@@ -587,6 +588,7 @@ plans = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     plans=plans,

@@ -152,6 +152,7 @@ def test_variants_that_are_not_the_best_are_a_loss() -> None:
         assert len(rehearse(asked).stretches) == stretches
 
 
+@pytest.mark.slow
 def test_settings_that_may_collapse_are_tried_under_a_rise_of_the_load() -> None:
     """Eager has 1.5 times the load at 100 requests/s and loses nothing, and much at 500."""
     falls = [rehearse(problem(rate)).scores["eager"].fall for rate in (100.0, 500.0)]
@@ -206,6 +207,7 @@ TREE = Tree(
 )
 
 
+@pytest.mark.slow
 def test_pipelines_and_models_beside_them() -> None:
     """By what clients asked for; a page is in time when all that it made is."""
     cluster = Cluster.uniform([a_model("find"), a_model("read"), a_model("z")], 3)
@@ -246,6 +248,7 @@ UNLIKE = Cluster.uniform(
 )
 
 
+@pytest.mark.slow
 def test_the_engine_hosts_it() -> None:
     auto = Auto()
     report = simulate(auto, UNLIKE, OVERLOAD, duration_s=6.0, warmup_s=1.0)
@@ -258,6 +261,7 @@ def test_the_engine_hosts_it() -> None:
     assert again.summary() == report.summary()
 
 
+@pytest.mark.slow
 def test_predictions_are_what_is_measured() -> None:
     """Under a steady load, in the mean."""
     auto = Auto()
@@ -268,6 +272,7 @@ def test_predictions_are_what_is_measured() -> None:
     assert predicted == pytest.approx(float(np.mean([t["measured_bad"] for t in told])), abs=0.03)
 
 
+@pytest.mark.slow
 def test_pipelines_are_hosted() -> None:
     models = [
         planning.Model(m, (planning.Variant(f"{m}0", 80.0, {"default": LINE}),))
@@ -288,6 +293,7 @@ def test_pipelines_are_hosted() -> None:
     assert auto.expected()["pages"].accuracy == pytest.approx(66.0, abs=1.0)
 
 
+@pytest.mark.slow
 def test_a_log_replays_it(tmp_path: Any) -> None:
     """Rehearsals are in the log, so nothing need be rehearsed again."""
     lines = Lines(tmp_path, "auto", Start.of("auto", {}))

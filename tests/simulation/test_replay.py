@@ -111,6 +111,7 @@ def test_what_if_without_noise_is_what_was(tmp_path):
         assert again.meta["policy"] == policy
 
 
+@pytest.mark.slow
 def test_what_if_predicts_another_policy(tmp_path):
     # Batches take 10 % less than what the policy is told, and the way to a worker longer.
     truly = Cluster.uniform(
@@ -328,6 +329,7 @@ def with_tables(folder, solve):
     return life
 
 
+@pytest.mark.slow
 def test_solved_aside_are_recorded(tmp_path):
     life = with_tables(tmp_path / "real", ramsis.solve)
     assert replay(life).identical
@@ -350,6 +352,7 @@ class Deaf:
     def solved(self, now, tables): ...
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "arguments"), CASES, ids=id_of)
 @settings(max_examples=4)
 @given(

@@ -107,6 +107,7 @@ def test_load_refuses_other_files(report, tmp_path):
         Report.load(tmp_path / "none.npz")
 
 
+@pytest.mark.slow
 def test_write_leaves_files_and_plots(report, tmp_path):
     written = {p.name for p in report.write(tmp_path / "out")}
     assert written == {

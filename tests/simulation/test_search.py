@@ -3,6 +3,7 @@ import pytest
 from ray_slo.simulation import Constant, Times, Workload, goodput_search
 
 
+@pytest.mark.slow
 def test_finds_the_edge_of_capacity(greedy, make_cluster):
     # One worker, one at a time, ℓ(1) = 6 s: constant arrivals hold until 1/6 per second.
     found = goodput_search(

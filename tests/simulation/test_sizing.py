@@ -94,6 +94,7 @@ def test_the_search_ends_where_nothing_passes():
 # -- workers -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_worked_example():
     load = {"arrivals": {"kind": "poisson", "rate": 3600}}
     ask = question(workload=load, policies=["deferred", "eager"])
@@ -107,6 +108,7 @@ def test_the_worked_example():
         assert answer.to_json()["p99_ms"] == pytest.approx(1e3 * answer.figures.p99_s)
 
 
+@pytest.mark.slow
 def test_a_variant_mix_is_as_accurate_as_it_has_to_be():
     variants = {
         "small": {"accuracy": 70, "profile": {"alpha_ms": 1, "beta_ms": 5}},
@@ -124,6 +126,7 @@ def test_a_variant_mix_is_as_accurate_as_it_has_to_be():
     assert good.figures.variants["large"] > any_.figures.variants["large"]
 
 
+@pytest.mark.slow
 def test_two_models_are_judged_by_the_worse():
     models = {
         "a": {"latency_slo_ms": 25, "profile": {"alpha_ms": 1, "beta_ms": 5}},
@@ -153,6 +156,7 @@ def test_no_number_of_workers_makes_one_faster():
     assert answer.probes == ()
 
 
+@pytest.mark.slow
 def test_the_search_ends_at_max_workers():
     (answer,) = size(question(max_workers=3))
     assert answer.workers is None
@@ -163,6 +167,7 @@ def test_the_search_ends_at_max_workers():
 # -- pools -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_cheapest_pool_is_the_cheapest_that_passes():
     ask = question(**POOL)
     fast, slow, pool = size(ask)
@@ -180,6 +185,7 @@ def test_the_cheapest_pool_is_the_cheapest_that_passes():
             assert bad(ask, ("kairos", {}), counts) > 0.01, counts
 
 
+@pytest.mark.slow
 def test_a_budget_buys_what_carries_most():
     ask = what_if(question(**{**POOL, "pool": {**POOL["pool"], "budget_per_hour": 5}}), "budget=1")
     *_, cheapest, most = size(ask)
@@ -192,6 +198,7 @@ def test_a_budget_buys_what_carries_most():
     assert most.carries > 150
 
 
+@pytest.mark.slow
 def test_no_pool_serves_more_than_its_bound():
     ask = question(**{**POOL, "policies": ["deferred"]})
     rows = np.array([[1, 0], [1, 3], [2, 1], [0, 4]])
@@ -204,6 +211,7 @@ def test_no_pool_serves_more_than_its_bound():
             assert bad(above, policy, {k: n for k, n in counts.items() if n}) > 0.01
 
 
+@pytest.mark.slow
 def test_a_policy_that_makes_batches_needs_fewer_workers_in_a_pool():
     pool = {**POOL["pool"], "budget_per_hour": 1}
     ask = question(**{**POOL, "pool": pool, "policies": ["kairos", "deferred"]})
@@ -214,6 +222,7 @@ def test_a_policy_that_makes_batches_needs_fewer_workers_in_a_pool():
     assert "highest upper bound" in most.why
 
 
+@pytest.mark.slow
 def test_a_pool_of_requests_without_sizes():
     profiles = {"g4dn.xlarge": {"alpha_ms": 1, "beta_ms": 5}, "t3.xlarge": {"alpha_ms": 12}}
     models = {"m": {"latency_slo_ms": 30, "variants": {"m": {"profiles": profiles}}}}
@@ -237,6 +246,7 @@ def test_a_pipeline_planned_as_by_loki_has_one_policy(policy):
         PlanSpec.model_validate(document).build(CONFIGS)
 
 
+@pytest.mark.slow
 def test_a_pipeline_has_fewest_workers_with_any_and_with_the_best_variants():
     ask = PlanSpec.model_validate(read_yaml(CONFIGS / "plan-pipeline.yaml")).build(CONFIGS)
     ask = replace(ask, duration_s=3.0)
@@ -330,6 +340,7 @@ def test_a_pool_is_for_one_model():
         size(question(**{**POOL, "cluster": {"models": models}}))
 
 
+@pytest.mark.slow
 def test_workers_are_where_the_search_begins():
     cluster = {"models": {"m": {"latency_slo_ms": 25, "profile": {"alpha_ms": 1, "beta_ms": 5}}}}
     (answer,) = size(question(cluster={**cluster, "workers": 9}))

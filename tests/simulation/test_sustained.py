@@ -16,6 +16,7 @@ def goodput(policy, profiles, **kwargs):
     return of_one_worker(policy, kwargs, accuracies, "m", profiles, SLO_S, 150.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["auto", "deferred", "price"])
 def test_one_worker_sustains_more_with_a_quick_variant(policy):
     full = 1e3 * 18 / 100  # in batches that take all of the SLO

@@ -245,6 +245,7 @@ def test_a_population_is_the_same_whatever_the_seed_of_the_run():
     assert Workload(arrivals=one).at_rate(20) == Workload(arrivals=two)
 
 
+@pytest.mark.slow
 def test_streams_of_a_bursty_population_burst():
     burst = Burst(peak=10, burst_s=0.1, calm_s=0.9)
     population = Population(rate=400, streams=4, sigma=0, variation=0, interval_s=1000, burst=burst)

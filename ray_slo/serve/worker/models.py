@@ -14,7 +14,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import ray
+
 from ray_slo.core import LatencyProfile, OnlineProfile
+from ray_slo.core.processes import bound_threads
 from ray_slo.core.profiles import doubling_sizes
 from ray_slo.core.trees import tree_of_task
 from ray_slo.models.checkpoint import PreemptionFlag, preemption_scope
@@ -122,7 +125,9 @@ class Models:
         self._tree_of = tree_of_task(spec.trees)
         self.profiles = Profiles(spec)
         self._loop = asyncio.get_running_loop()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray-slo-worker")
+        # OpenMP has a number of threads for each thread that calls it.
+        bound = bound_threads if ray.is_initialized() else None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray-slo-worker", initializer=bound)
         self.instances = Instances(spec, self._thread, rank)
         self._builder = self._thread
         self._stager = ThreadPoolExecutor(1, thread_name_prefix="ray-slo-stager")

@@ -22,17 +22,10 @@ def test_a_program_follows_from_what_it_imports_and_the_policies_that_it_names()
     assert POLICIES + "exact.kairos" in of("kairos-fig3")
 
 
-def test_auto_contains_every_policy_and_a_live_program_everything():
+def test_auto_contains_every_policy():
     assert {POLICIES + "auto", POLICIES + "ramsis", "ray_slo.simulation.rehearsal"} <= of(
         "policy-grid"
     )
-    for name in ("live-chaos", "mutants"):
-        assert {"ray_slo.serve.scheduler.flights", POLICIES + "auto"} <= of(name)
-
-
-def test_every_program_has_a_mark_of_its_own():
-    marks = [code.code_of(program.module) for program in PROGRAMS.values()]
-    assert len(set(marks)) == len(marks) and all(len(mark) == 16 for mark in marks)
 
 
 @pytest.fixture

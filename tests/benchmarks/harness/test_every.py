@@ -114,12 +114,3 @@ runpy.run_module("benchmarks", run_name="__main__")
     assert process.returncode == 1 and "stopped; the same command goes on" in err
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
-
-
-@pytest.mark.timeout(120)
-def test_from_a_shell(tmp_path):
-    command = [sys.executable, "-m", "benchmarks", "all", "--quick", "--only", "symphony-fig5"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    assert "[1/1] symphony-fig5" in done.stdout and "done after" in done.stdout
-    assert "R1–R4" in (module.OUTPUT / "symphony-fig5.txt").read_text(encoding="utf-8")

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.__main__ import main
 from benchmarks.harness.rows import tables
 from benchmarks.live import nodes
 from benchmarks.live.asked import Asked, Seen, longest_gap, recovery, rows
@@ -100,12 +99,6 @@ def test_with_three_nodes_the_head_has_no_worker_and_no_frontend():
         assert sum(r.get("worker", 0) for r in (head, *others)) == 2
 
 
-def test_a_cut_is_left_out_where_there_can_be_no_networks(monkeypatch, capsys):
-    monkeypatch.setattr(nodes.networks, "why_not", lambda: "there is no program 'ip'")
-    assert nodes.seen_of("ordinary", True, 0, ["worker-node-cut"], "") == []
-    assert "worker-node-cut: skipped, there is no program 'ip'" in capsys.readouterr().err
-
-
 def test_a_request_without_an_end_is_lost_and_overdue():
     assert Asked(1.0).lost and Asked(1.0).overdue and math.isnan(Asked(1.0).latency_s)
 
@@ -120,18 +113,3 @@ def test_faults_are_chosen_by_name_and_strike_in_their_order():
             chosen(wrong)
     with pytest.raises(argparse.ArgumentTypeError, match="name some of worker"):
         chosen(" ,")
-
-
-@pytest.mark.parametrize(
-    "args",
-    [
-        ["live-chaos", "--faults", "flood"],
-        ["symphony-fig5", "--faults", "worker"],
-        ["live-chaos", "--flauts"],
-    ],
-)
-def test_mistakes_end_with_code_2(args, capsys):
-    with pytest.raises(SystemExit) as exit:
-        main(args)
-    assert exit.value.code == 2
-    assert args[1] in capsys.readouterr().err

@@ -1,7 +1,6 @@
 """What `live-demo` makes of the demo's figures."""
 
 import json
-import subprocess
 
 import pytest
 
@@ -38,23 +37,3 @@ def test_runs_that_were_made_before(tmp_path):
     assert rows == [row for title in demo.RUNS for row in demo.rows_of(title, figures)]
     with pytest.raises(ValueError, match="zip"):
         demo.run(False, 0, found=[str(tmp_path / "found.json")])
-
-
-def test_the_plot_is_that_of_the_first_run(tmp_path):
-    (tmp_path / "1").mkdir()
-    (tmp_path / "1" / "demo.svg").write_text("<svg/>")
-    (path,) = demo.plot([], tmp_path, out=str(tmp_path))
-    assert path == tmp_path / "demo.svg" and path.read_text() == "<svg/>"
-
-
-@pytest.mark.parametrize("wanted", [True, False])
-def test_other_work_ends_with_the_run(monkeypatch, wanted):
-    started = []
-    popen = subprocess.Popen
-    monkeypatch.setattr(demo, "BUSY", "import time; time.sleep(60)")
-    monkeypatch.setattr(
-        subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1]
-    )
-    with demo.other_work(wanted):
-        assert [process.poll() for process in started] == [None] * wanted
-    assert all(process.poll() is not None for process in started)

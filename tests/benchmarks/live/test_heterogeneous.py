@@ -3,7 +3,6 @@
 import pandas as pd
 import pytest
 
-from benchmarks.harness.rows import Row
 from benchmarks.kairos import systems as kairos
 from benchmarks.live.heterogeneous import (
     CASE,
@@ -13,11 +12,7 @@ from benchmarks.live.heterogeneous import (
     STRETCH,
     STRONG,
     WEAK,
-    Change,
     Measured,
-    application,
-    budget_rows,
-    plot,
     predict,
     queries,
     weak_limit,
@@ -51,11 +46,6 @@ def test_workers_take_as_long_as_the_zoo_says_stretched():
         assert base + 1000 * item == pytest.approx(1e3 * profile.latency(1000), rel=1e-3)
 
 
-@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
-def test_applications_are_ones(policy):
-    assert application(policy, POOL, 1.0)
-
-
 def test_large_queries_are_counted_where_they_ran():
     large = weak_limit() + 1
     rows = [("ok", large, STRONG), ("late", large, WEAK), ("refused", large, None), ("ok", 9, WEAK)]
@@ -69,31 +59,3 @@ def test_simulated_kairos_beats_first_come_first_served():
     rate = 0.5 * kairos.bound(CASE, POOL) / STRETCH
     missed = {n: predict(p, POOL, seen(), rate, 10.0, 300.0, 0) for n, p in POLICIES.items()}
     assert missed["kairos"] < 3 < 10 < missed["FCFS"]
-
-
-def test_rows_and_plot(tmp_path):
-    frame = pd.DataFrame(
-        {
-            "status": ["ok", "late", "refused", "error"],
-            "size": [5, 900, 900, 5],
-            "answer": [WEAK, WEAK, "", ""],
-        }
-    )
-    rows = budget_rows([Change(0.7, 2.5, {STRONG: 1, WEAK: 2}, frame)])
-    assert {row.metric: row.ours for row in rows} == {
-        f"workers {STRONG}": 1,
-        f"workers {WEAK}": 2,
-        "settled": 2.5,
-        "queries": 4,
-        "no answer": 2,
-        "late": 1,
-        "large on the weak type": 1,
-    }
-    loads = [
-        Row(f"pool · {load} % of the bound, 9 queries/s, {name}", metric, "", 1.0 * load)
-        for load in (30, 50)
-        for name in POLICIES
-        for metric in ("goodput", "not in time")
-    ]
-    (path,) = plot([*loads, *rows], tmp_path)
-    assert path.stat().st_size > 10_000

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from benchmarks.harness.registry import PROGRAMS
-from benchmarks.live.computing import MODELS
 from benchmarks.live.newcomer import BATCH, OURS, PLAIN, SYSTEMS, Seen, full, plot, rows_of
 from ray_slo.load.report import LoadResult, Sample
 from ray_slo.load.workload import Payloads, Recorded
@@ -55,12 +54,3 @@ def test_rows_and_plot(tmp_path):
     assert all(ask.rows([row.to_json() for row in rows]) for ask in asked)
     (path,) = plot(rows, tmp_path)
     assert path.stat().st_size > 10_000
-
-
-def test_models_answer_each_item_with_what_its_batch_took():
-    model = MODELS["text"].made()
-    for count in (1, 3):
-        answers = model([model.example_input()] * count)
-        assert len(answers) == count
-        size, _, took_ms = answers[0]["label"].partition(":")
-        assert int(size) == count and float(took_ms) > 0

@@ -1,19 +1,14 @@
 """The part of `live-soak` that needs no Ray: the rule, the verdict, the load, the arguments."""
 
 import asyncio
-import json
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks.__main__ import main
-from benchmarks.harness.rows import Failed
 from benchmarks.live import soak as program
-from benchmarks.live.soak import RULES, Rule, Soak, draw, growth, kept, offer
-from ray_slo.serve.memory import vitals
+from benchmarks.live.soak import RULES, Rule, Soak, growth, offer
 from tests.serve import clock
 
 AT = np.arange(0.0, 600.0, 5.0)
@@ -133,37 +128,6 @@ def test_faults_strike_the_newest_in_turn_and_the_scheduler_only_early(monkeypat
     assert Counter(name for _, name in killed) == {"SIGKILL": 4, "SIGSTOP": 7, "SIGCONT": 7}
 
 
-def test_a_fault_has_time_to_pass():
-    with pytest.raises(SystemExit, match="--fault-every-s: must be from 10 to the run's 600 s"):
-        program.run(quick=False, seed=0, fault_every_s=5.0)
-
-
-def test_the_mode_is_that_of_the_environment(monkeypatch):
-    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
-    assert program.mode_of_serve() == "haproxy"
-    monkeypatch.setenv("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1")
-    assert program.mode_of_serve() == "optimized"
-    monkeypatch.delenv("RAY_SERVE_ENABLE_HA_PROXY")
-    assert program.mode_of_serve() == "ordinary"
-
-
-def test_a_run_in_another_mode_has_its_rows_and_its_failure(monkeypatch):
-    def ended(code):
-        def process(command, env):
-            assert env["RAY_SERVE_ENABLE_HA_PROXY"] == "1" and "--minutes" in command
-            made = {"rows": [row.to_json() for row in soak().rows()]}
-            Path(command[command.index("--json") + 1]).write_text(json.dumps(made))
-            return program.subprocess.CompletedProcess(command, code)
-
-        return process
-
-    monkeypatch.setattr(program.subprocess, "run", ended(0))
-    assert program.run(quick=True, seed=0, mode="haproxy")[0].ours == 60.0
-    monkeypatch.setattr(program.subprocess, "run", ended(1))
-    with pytest.raises(Failed, match="the complaints are above"):
-        program.run(quick=True, seed=0, mode="haproxy")
-
-
 def test_a_flat_run_has_no_complaint_and_serve_is_not_judged():
     assert soak().complaints == []
     leaking = soak(samples(0.05, "Serve's proxy"))
@@ -202,68 +166,3 @@ def test_what_never_ends_is_lost(monkeypatch):
 
     counts = clock.run(offer(send, 100.0, 0.1, 0.0, seed=0))
     assert counts["lost"] == counts["sent"] > 0
-
-
-def test_vitals_and_what_is_kept():
-    async def look():
-        return vitals(queued=3, unsent=0)
-
-    found = asyncio.run(look())
-    assert found["tasks"] == 1 and found["blocks"] > 1000
-    assert kept({"scheduler": found, "worker 1": {"pid": 1, "batches": 0}}) == {
-        "scheduler": {"queued": 3}
-    }
-
-
-def test_draws(tmp_path):
-    path = draw(samples(), tmp_path / "soak.png")
-    assert path.stat().st_size > 10_000
-
-
-def test_arguments(monkeypatch):
-    taken = []
-    monkeypatch.setattr(program, "run", lambda **options: taken.append(options) or [])
-    for args in ([], ["--hours", "8"], ["--minutes", "2", "--every-s", "1"]):
-        main(["live-soak", *args])
-    assert [(one["seconds"], one["every_s"]) for one in taken] == [
-        (None, None),
-        (28_800, None),
-        (120, 1),
-    ]
-
-
-def test_what_grew_is_an_exit_code_and_complained_of(monkeypatch, capsys, tmp_path):
-    leaking = soak(samples(0.05))
-
-    def run(**options):
-        raise Failed(leaking.rows(), leaking.complaints)
-
-    monkeypatch.setattr(program, "run", run)
-    with pytest.raises(SystemExit, match=r"frontend 1: memory, MB grew from 164\.9") as exit:
-        main(["live-soak", "--json", str(tmp_path / "rows.json")])
-    assert exit.value.code != 0
-    assert json.loads((tmp_path / "rows.json").read_text())["rows"]
-    assert "frontend 1" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("every_s", [-1, 0, 200])
-def test_samples_are_frequent_enough_to_be_judged(every_s):
-    with pytest.raises(SystemExit, match="--every-s: must be above 0"):
-        program.run(quick=False, seed=0, every_s=every_s)
-
-
-@pytest.mark.parametrize(
-    "args",
-    [
-        ["--minutes", "0"],
-        ["--hours", "nan"],
-        ["--minutes", "1", "--hours", "1"],
-        ["--every-s", "soon"],
-        ["--seed", "-1"],
-    ],
-)
-def test_mistakes_in_arguments_end_with_code_2(args, capsys):
-    with pytest.raises(SystemExit) as exit:
-        main(["live-soak", *args])
-    assert exit.value.code == 2
-    assert args[0] in capsys.readouterr().err

@@ -34,7 +34,7 @@ def arrivals(*times: float, slo: float) -> list[Request]:
 
 
 @pytest.mark.parametrize(("name", "kwargs"), PEERS, ids=str)
-@settings(max_examples=50)
+@settings(max_examples=15)
 @given(
     kinds=st.lists(worker_kind, max_size=3),
     control_s=st.sampled_from([0.0, 0.004]),

@@ -29,8 +29,7 @@ def test_unknown_depth():
         resnet(20)
 
 
-@pytest.mark.parametrize("preemption", [True, False])
-def test_two_streams_answer_every_request_once(preemption):
+def test_two_streams_answer_every_request_once():
     """Bursts for a quick model meet long batches of another, on one worker thread; slow enough for
     a machine that stalls."""
     profiles = {
@@ -38,12 +37,12 @@ def test_two_streams_answer_every_request_once(preemption):
         "slow": LatencyProfile.linear(0.002, 0.1, 4),
     }
     runs = {"quick": Sleeper(0.0001, 0.002, 50).run, "slow": Sleeper(0.002, 0.1, 50).run}
-    arrivals = streams("quick", "slow", 3, 2.5)
-    policy = make_policy("flex", {"preemption": preemption})
+    arrivals = streams("quick", "slow", 3, 1.5)
+    policy = make_policy("flex", {"preemption": True})
     result = asyncio.run(serve(policy, profiles, runs, arrivals, 1.0))
     assert Counter(i for i, _ in result.outcomes) == Counter(
         range(sum(len(times) for times in arrivals.values()))
     )
     assert {outcome for _, outcome in result.outcomes} <= {"good", "late", "dropped"}
     assert sum(result.good.values()) == sum(o == "good" for _, o in result.outcomes) > 0
-    assert (len(result.delays_s) + result.too_late > 0) is preemption
+    assert len(result.delays_s) + result.too_late > 0

@@ -76,34 +76,3 @@ def test_who_waits_until_frontrun_and_plans_with_the_median_is_late_in_the_tail(
 def test_the_latency_that_costs_a_share_is_interpolated():
     assert lost_from({0.0: 100.0, 4.0: 50.0, 8.0: 10.0}, 70) == pytest.approx(6.0)
     assert lost_from({0.0: 100.0, 4.0: 50.0}, 70) is None
-
-
-def test_rows(monkeypatch, tmp_path):
-    """With a made-up goodput of 80 % of the bound, losses are those of the bound."""
-    asked = []
-
-    def made_up(system, slo_ms, planned_ms, quick, seed, actual=None):
-        asked.append((str(system), slo_ms, planned_ms, actual))
-        return 0.8 * bound(slo_ms, planned_ms), 0.5
-
-    monkeypatch.setattr(fig14, "goodput", made_up)
-    rows = fig14.run(quick=False, seed=0)
-    of = {(row.case, row.metric): row for row in rows}
-    for network, at in (("RDMA", "0.033"), ("TCP", "10"), ("TCP", "36.408")):
-        for slo in fig14.SLOS_MS:
-            loss = of[f"(a) {network} range, loss · deferred, SLO {slo} ms", f"loss at {at} ms"]
-            assert loss.ours == pytest.approx(100 * (1 - bound(slo, float(at)) / bound(slo, 0)))
-    assert of["(a) TCP range, deferred · SLO 20 ms", "goodput at 36.408 ms"].ours == 0
-    largest = of["(a) SLO 20 ms · deferred", "largest loss with anything left"]
-    assert largest.paper == 70 and largest.ours == pytest.approx(
-        100 * (1 - bound(20, 12) / bound(20, 0))
-    )
-    exact = [key for key in asked if key[3] is None]
-    assert len(set(exact)) == len(exact)  # both networks share the runs without a latency
-    planned = [ms for _, slo, ms, actual in asked if actual is not None and slo == 50]
-    assert planned[:5] == sorted(planned[:5]) and planned[4] == pytest.approx(36.408)
-    assert {p.name for p in fig14.plot(rows, tmp_path)} == {
-        "goodput-over-latency.png",
-        "b-tcp-with-its-tail-deferred-goodput.png",
-        "b-tcp-with-its-tail-deferred-as-algorithm-1-goodput.png",
-    }

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.harness.plots import plot_series
-from benchmarks.harness.rows import Row
 from benchmarks.symphony.fig6 import SloTimeout
 from benchmarks.symphony.fig7 import MIXED, grid
 from benchmarks.symphony.fig9 import upper_bound
@@ -75,15 +73,3 @@ def test_the_grid_has_every_dimension_and_only_feasible_slos():
         for model in case.models:
             profile = model.model().variants[0].profiles["default"]
             assert 2 * profile(1) <= model.model().latency_slo_s + 1e-9 or case.model == MIXED
-
-
-def test_series_become_a_plot_per_title(tmp_path):
-    rows = [
-        Row("left · one", "goodput at 10/s", "req/s", 10.0, 9.0),
-        Row("left · one", "goodput at 20/s", "req/s", 19.0),
-        Row("right · one", "goodput at 10/s", "req/s", 5.0),
-        Row("right · one", "median", "", 1.0),
-    ]
-    paths = plot_series(rows, tmp_path, "offered")
-    assert sorted(p.name for p in paths) == ["left-goodput.png", "right-goodput.png"]
-    assert all(p.stat().st_size > 1000 for p in paths)

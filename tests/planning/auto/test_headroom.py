@@ -61,7 +61,7 @@ def test_the_simulator_agrees(workers, batch, load):
     model = Model("m", 2 * latency_s, (Variant("v", {"default": profile}, 90.0),))
     rate = load * workers * batch / latency_s
     cluster, poisson = Cluster.uniform([model], workers), Workload(arrivals=Poisson(rate=rate))
-    report = simulate("deferred", cluster, poisson, duration_s=30_000 / rate, seed=1)
+    report = simulate("deferred", cluster, poisson, duration_s=15_000 / rate, seed=1)
     half_s = (latency_s - latency_s / batch) / 2
     pool = Pool(load * workers, latency_s, half_s, latency_s / batch)
     said, measured = pool.bad_rate(workers), report.bad_rate()

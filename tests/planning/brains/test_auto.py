@@ -137,6 +137,7 @@ def test_without_any_plan_workers_load_all_unless_others_serve():
     assert set(brain.wanted(0.0, earlier, True)) == {"b"}
 
 
+@pytest.mark.slow
 def test_what_goes_wrong_though_the_plan_is_in_force_adds_workers():
     host = Host(plain(), workers(2))
     host.run(5, 100)

@@ -1,5 +1,6 @@
 """Serve chooses which workers to stop. Every model that the plan serves keeps a worker."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -95,6 +96,7 @@ def falls(draw):
     return named(*found), targets, slots
 
 
+@pytest.mark.slow
 @given(falls(), st.randoms(use_true_random=False))
 def test_whoever_goes_every_model_that_had_a_worker_keeps_one(fall, random):
     workers, targets, slots = fall

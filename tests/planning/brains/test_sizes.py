@@ -17,6 +17,7 @@ def drawn(rng, median, count):
     return np.maximum(median * np.exp(0.8 * rng.standard_normal(count)), 1).astype(int)
 
 
+@pytest.mark.slow
 def test_the_same_distribution_is_no_change():
     rng = np.random.default_rng(0)
     false = 0

@@ -80,6 +80,7 @@ def _shows(feature, spec):
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TABLES)
 def test_the_docs_have_the_table_as_it_is(name):
     page, made = TABLES[name]

@@ -186,6 +186,7 @@ YAML_ODDITIES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", YAML_ODDITIES, ids=lambda c: repr(c[:20]))
 def test_yaml_that_is_none_of_ours(content, tmp_path):
     path = tmp_path / "odd.yaml"

@@ -122,6 +122,7 @@ OPTIONS = {
 TARGETS = {"profile": ["no:where"], "bench": ["http://127.0.0.1:9/"], "report": ["none"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", OPTIONS)
 def test_a_wrong_option_is_a_message_and_code_2(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -63,6 +63,7 @@ def test_the_log_has_it_once(caplog, monkeypatch, niceness, says_so):
     ) == says_so
 
 
+@pytest.mark.slow
 @PURE
 @given(st.integers(500, 2000), st.integers(2, 6))
 def test_in_overload_the_frontend_answers_as_much_as_it_can(capacity_per_s, times):

@@ -74,6 +74,7 @@ def test_grpc(app, pairs):
         assert 0 < asked.slo_s <= 86_400
 
 
+@pytest.mark.slow
 @FUZZ
 @given(pairs=st.lists(st.tuples(st.sampled_from(NAMES), VALUES), max_size=4))
 def test_the_proxy_passes_on_or_refuses_with_a_reason(pairs):

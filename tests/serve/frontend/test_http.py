@@ -83,6 +83,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(JSON)
 @settings(max_examples=200)
 def test_json_is_what_python_says(value):
@@ -316,6 +317,7 @@ def test_a_process_that_was_busy_does_not_blame_the_client():
     clock.run(run())
 
 
+@pytest.mark.slow
 def test_many_small_pieces_need_little_memory():
     pieces = [b"%05d" % i for i in range(60_000)]
     tracemalloc.start()

@@ -593,7 +593,8 @@ async def live_through(steps):
         assert task.done() and task.exception() is None
 
 
+@pytest.mark.slow
 @given(st.lists(STEPS, min_size=8, max_size=25))
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_nothing_is_lost_or_answered_twice(steps):
     clock.run(live_through(steps))

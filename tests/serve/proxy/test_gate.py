@@ -34,6 +34,7 @@ def test_a_lone_request_goes_on_whatever_its_time():
     assert gate.inside == gate.waiting == 0
 
 
+@pytest.mark.slow
 @PURE
 @given(
     st.lists(
@@ -226,6 +227,7 @@ def test_who_waits_at_a_place_that_becomes_known_comes_again():
     assert gate.waiting == 2
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(st.sampled_from(list(Rank)), st.floats(-1, 3), st.floats(0, 0.5)), max_size=60
@@ -292,6 +294,7 @@ def test_hopeless_ones_do_not_hold_up_the_others():
     assert turns <= 14
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(

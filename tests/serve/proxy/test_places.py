@@ -3,6 +3,7 @@
 import asyncio
 from urllib.parse import quote, unquote
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -69,6 +70,7 @@ def answered(place):
     return (place.route, name) if name in MODELS else None
 
 
+@pytest.mark.slow
 @settings(max_examples=500)
 @given(PATHS)
 @example("/p/" + "/" * 60_000)
@@ -144,6 +146,7 @@ async def ask(middleware, written, *headers):
     return status
 
 
+@pytest.mark.slow
 def test_aliases_and_made_up_places_keep_nobody_out_and_nothing_of_them_is_kept():
     async def main():
         app, door = Application(), ProxyDoor()

@@ -77,6 +77,7 @@ def test_frontends_have_one_event_loop():
         assert deploy.on_one_loop(wrong) == wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("haproxy", "of_serve"), [("0", "127.0.0.1"), ("1", "0.0.0.0")])
 def test_loopback_unless_told_otherwise(haproxy, of_serve):
     """Serve reads the mode when it is imported: hence a process of its own."""

@@ -250,7 +250,7 @@ def test_the_planners_table_is_bounded_and_readable_file_by_file(tmp_path, monke
 def test_a_planner_goes_on_without_a_log(tmp_path):
     in_the_way = tmp_path / "file"
     in_the_way.write_text("")
-    log = PlanLog(in_the_way / "folder", "plan")
+    log = PlanLog(in_the_way / "folder", "plan", flush_s=0.1)
     log.begin("loki", {}, 0.0)
     until(lambda: log.status()["error"])
     log.planned(1.0, "period", None)

@@ -9,6 +9,7 @@ from tests.serve.fakes import piece
 from tests.serve.loops import in_loop, until
 
 
+@pytest.mark.slow
 @in_loop
 async def test_a_batch_of_a_variant_that_was_unloaded_frees_its_worker_at_once(app):
     """The scheduler in the frontend hears of it with the piece's result: no heartbeat comes."""

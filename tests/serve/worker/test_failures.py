@@ -107,6 +107,7 @@ async def test_good_items_beside_bad_ones_replace_no_worker(app, passes):
         await worker.check_health()
 
 
+@pytest.mark.slow
 @in_loop
 @pytest.mark.parametrize(
     "error",

@@ -244,6 +244,7 @@ class NoExample(Model):
         raise OSError("no picture")
 
 
+@pytest.mark.slow
 @in_loop
 @pytest.mark.parametrize(
     ("cls", "says"),

@@ -51,6 +51,7 @@ async def workers_memory(front):
     return worker["memory"]
 
 
+@pytest.mark.slow
 @in_loop
 async def test_a_batch_is_split_and_its_size_not_chosen_again(app):
     async with app(Large, policy="eager", model={"max_batch_size": 16}) as (front, worker):
@@ -70,6 +71,7 @@ async def test_a_batch_is_split_and_its_size_not_chosen_again(app):
         assert max(Large.sizes) <= 4
 
 
+@pytest.mark.slow
 @in_loop
 async def test_an_item_that_does_not_fit_alone_gets_the_error_and_nobody_else(app):
     async with app(Large, policy="eager", model={"max_batch_size": 4}) as (front, worker):
@@ -85,6 +87,7 @@ async def test_an_item_that_does_not_fit_alone_gets_the_error_and_nobody_else(ap
         assert not worker.models.profiles.cuts  # it was for the item
 
 
+@pytest.mark.slow
 @in_loop
 async def test_what_there_is_no_time_for_comes_back(app):
     from ray_slo.serve.messages import AGAIN, Piece
@@ -97,6 +100,7 @@ async def test_what_there_is_no_time_for_comes_back(app):
         assert result.results == [(True, item) for item in "abcdefgh"]
 
 
+@pytest.mark.slow
 @in_loop
 async def test_what_comes_back_is_submitted_again(app):
     async with app(Large, policy="eager", model={"max_batch_size": 16}) as (front, worker):
@@ -118,6 +122,7 @@ async def test_what_comes_back_is_submitted_again(app):
         assert late
 
 
+@pytest.mark.slow
 @in_loop
 async def test_the_warm_up_ends_at_the_last_size_that_worked(app):
     async with app(Swept, policy="eager", model={"max_batch_size": 16}) as (front, worker):
@@ -206,6 +211,7 @@ def models_of(**variants):
     return Models(spec, "default", lambda *_: None)
 
 
+@pytest.mark.slow
 @in_loop
 async def test_memory_of_variants_and_it_is_given_back(metered):
     models = models_of(small=network(50, 1), large=network(300, 10))
@@ -222,6 +228,7 @@ async def test_memory_of_variants_and_it_is_given_back(metered):
     models.close()
 
 
+@pytest.mark.slow
 @in_loop
 async def test_a_batch_that_takes_more_than_there_is_room_for_is_too_large(metered):
     models = models_of(large=network(300, 100))
@@ -231,6 +238,7 @@ async def test_a_batch_that_takes_more_than_there_is_room_for_is_too_large(meter
     models.close()
 
 
+@pytest.mark.slow
 @in_loop
 @pytest.mark.parametrize(
     "large, why",
@@ -252,6 +260,7 @@ async def test_a_variant_without_room_is_left_out_and_the_others_serve(metered, 
     models.close()
 
 
+@pytest.mark.slow
 @in_loop
 async def test_a_worker_without_room_for_any_variant_fails(metered):
     models = models_of(large=network(950), larger=network(990))
@@ -261,6 +270,7 @@ async def test_a_worker_without_room_for_any_variant_fails(metered):
     models.close()
 
 
+@pytest.mark.slow
 @in_loop
 async def test_another_error_of_a_loader_leaves_nothing_out(metered):
     models = models_of(bad=network("x"), small=network(50))

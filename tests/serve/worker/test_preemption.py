@@ -276,6 +276,7 @@ def test_exit_points_are_put_into_the_only_network(app, how, tmp_path):
     run()
 
 
+@pytest.mark.slow
 def test_exit_points_without_a_network_are_refused(app):
     pytest.importorskip("torch")
 

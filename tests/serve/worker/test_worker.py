@@ -42,6 +42,7 @@ def links(monkeypatch):
     return lambda: monkeypatch.setattr(registration, "WorkerLink", link) or found
 
 
+@pytest.mark.slow
 def test_an_older_heartbeat_never_comes_after_a_newer_one(app, links):
     async def scenario():
         async with app() as (_, worker):
