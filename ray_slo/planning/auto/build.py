@@ -185,6 +185,8 @@ _SAID = {
     "cost": "The cheapest workers that keep the accuracy floor.",
     "share": "Not all demand can be served",
 }
+_LOKIS = {"hardware": "Hardware scaling", "accuracy": "Accuracy scaling"}
+"""Loki's names of its steps."""
 
 
 def _explain(
@@ -195,6 +197,8 @@ def _explain(
     accuracy: float,
 ) -> str:
     said = _SAID[step]
+    if not problem.headroom and step in _LOKIS:
+        said = f"{_LOKIS[step]}: {said[0].lower()}{said[1:]}"
     if step == "share":
         said += f": {100 * _bad(problem, shares, {}):.3g} % is shed."
     rate = sum(problem.rate(s) for s in problem.streams)

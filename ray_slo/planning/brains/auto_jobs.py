@@ -78,13 +78,19 @@ def solve(job: Job) -> Plans:
 def _useful(problem: Problem, last: Plan | None) -> Made:
     """Return the plan, or one that serves more if that serves nothing.
 
-    If no path leaves requests time to wait, the plan is made without waits. Then a request alone is
-    in time. If no path is fast enough even so, workers load the fastest variants, for clients that
+    If each worker has one variant, and there are fewer workers than tasks, workers share. If no
+    path leaves requests time to wait, the plan is made without waits. Then a request alone is in
+    time. If no path is fast enough even so, workers load the fastest variants, for clients that
     bring a longer SLO. With an accuracy floor, they do not.
     """
     made = auto.plan(problem, last)
     if not isinstance(made, Infeasible) or made.best_effort.slots:
         return made
+    if not problem.sharing:
+        problem = replace(problem, sharing=True, fits_alone=False)
+        if best(eased := auto.plan(problem)).slots:
+            why = f"{made.reason} if each worker has one variant, so workers share"
+            return replace(made, reason=why, best_effort=best(eased))
     hurried = best(auto.plan(replace(problem, waiting_factor=1.0)))
     if hurried.slots:
         return replace(made, best_effort=hurried)

@@ -10,6 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 from ray_slo.core.arguments import Above0, Count, NonNegative, check_fields
+from ray_slo.core.demand import poisson_rate
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.trees import WAITING_FACTOR
 from ray_slo.planning.milp import Backend
@@ -163,14 +164,7 @@ class Problem:
         """The demand with its headroom, in requests per second."""
         if self.headroom_quantile is None:
             return self.demand
-        # The import takes 0.4 s, and every replica imports this module.
-        from scipy.stats import poisson
-
-        mean = self.demand * self.headroom_period_s
-        return max(
-            self.demand,
-            float(poisson.ppf(self.headroom_quantile, mean)) / self.headroom_period_s,
-        )
+        return poisson_rate(self.demand, self.headroom_quantile, self.headroom_period_s)
 
 
 def fastest(problem: Problem) -> float:

@@ -270,12 +270,12 @@ def test_for_the_scheduler_there_is_no_user_code():
         (loki_args(kwargs={"waiting_factor": 3}), "planner.kwargs.waiting_factor: unknown key"),
         (
             loki_args(kwargs={"headroom_quantile": 1.5}),
-            "planner.kwargs: headroom_quantile must be above 0 and below 1, got 1.5",
+            "planner.kwargs.headroom_quantile must be above 0 and below 1, got 1.5",
         ),
         (loki_args(kwargs={"max_swaps": "x"}), "planner.kwargs.max_swaps: must be a whole number"),
         (loki_args(min_gain=1), "planner.min_gain: not for the planner 'loki'"),
         (loki_args(demand="mean"), "planner.demand: must be one of ewma, peak, holt, got"),
-        (loki_args(rates={"spell": 1}), "rates.spell: only the root task, 'find', can have a rate"),
+        (loki_args(rates={"spell": 1}), "planner.rates: 'spell' is not a model or pipeline; there"),
         (loki_args(rates={"find": 0}), "planner.rates.find must be positive, got 0"),
         (loki_args({"max_replicas": 0}), "workers.default.max_replicas: must be from 1"),
         (
