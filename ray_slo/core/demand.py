@@ -33,8 +33,8 @@ _SILENT_S = 2.0  # after this time without a count, there were no arrivals
 
 @lru_cache(1024)
 def poisson_rate(rate: float, quantile: float, period_s: float) -> float:
-    """Return a rate that Poisson arrivals at `rate` exceed in a share 1 − `quantile` of the periods.
-    It is at least `rate`. Both are in requests per second."""
+    """Return the rate that Poisson arrivals at `rate` exceed in a share 1 − `quantile` of all
+    periods, but at least `rate`. Both are in requests per second."""
     # The import takes 0.4 s, and every replica imports this module.
     from scipy.stats import poisson
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ray_slo.core.demand import HEADROOM_QUANTILE
 from ray_slo.planning import auto
@@ -21,7 +22,8 @@ class Loki(Auto):
     quantile of the demand."""
 
     Arguments = arguments_of(auto.Problem, without=FOLLOWS | _OURS | {"waiting_factor"})
-    settings = Auto.settings | {
+    settings: ClassVar[Mapping[str, Any]] = {
+        **Auto.settings,
         "sharing": False,
         "headroom": False,
         "headroom_quantile": HEADROOM_QUANTILE,

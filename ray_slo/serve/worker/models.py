@@ -125,8 +125,7 @@ class Models:
         self._tree_of = tree_of_task(spec.trees)
         self.profiles = Profiles(spec)
         self._loop = asyncio.get_running_loop()
-        # OpenMP has a number of threads for each thread that calls it.
-        bound = bound_threads if ray.is_initialized() else None
+        bound = bound_threads if ray.is_initialized() else None  # OpenMP counts per thread
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray-slo-worker", initializer=bound)
         self.instances = Instances(spec, self._thread, rank)
         self._builder = self._thread

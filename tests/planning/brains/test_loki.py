@@ -4,7 +4,7 @@ import pytest
 
 from ray_slo.core import LatencyProfile
 from ray_slo.core.cluster import Assigned
-from ray_slo.planning.brains.brain import Counts, Seen, WorkerSays
+from ray_slo.planning.brains.brain import Seen, WorkerSays
 from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.planner.plugin import make_brain
 

@@ -7,8 +7,6 @@ from functools import partial
 import pytest
 
 import ray_slo
-from ray_slo.core import LatencyProfile
-from ray_slo.planning import loki
 from ray_slo.policies.price import Price
 from ray_slo.serve.app.build import build_app_from_spec
 from ray_slo.serve.config.resolve import parse_spec
@@ -140,15 +138,6 @@ def test_factors_of_variants_tasks_and_none():
         "s0": {},
         "more": {},
     }
-    tasks = pipeline.loki_tasks(lambda name: LatencyProfile([0.1]), {"f0": {"spell": 2.0}})
-    assert [(t.name, t.parent, [v.name for v in t.variants]) for t in tasks] == [
-        ("find", None, ["f0", "f1"]),
-        ("spell", "find", ["s0"]),
-        ("more", "find", ["more"]),
-    ]
-    assert tasks[0].variants[0].factors == {"spell": 2.0}
-    assert tasks[2].variants[0].accuracy == 50
-    assert loki.Problem(tasks, demand=1, workers=3, slo_s=1).order[0].name == "find"
 
 
 def test_accuracies_of_paths():
