@@ -27,7 +27,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ from deployments.ocr.app import SIDES
 from ray_slo.core import LatencyProfile
 from ray_slo.planning import loki
 from ray_slo.planning.result import Infeasible
+from ray_slo.serve.config.pipeline import PipelineConfig
 from ray_slo.simulation import simulate_pipeline
 from ray_slo.simulation.arrivals import Times, Trace
 from ray_slo.simulation.workloads import Workload
@@ -224,7 +225,7 @@ def problem_of(known: dict[str, LatencyProfile]) -> loki.Problem:
     """Return the planner's problem, with a demand of 1."""
     ((_, tasks),) = pipeline(1.0).spec().pipelines.items()
     return loki.Problem(
-        tasks.loki_tasks(known.__getitem__),
+        tuple(_task(tasks, name, known) for name in tasks.parents),
         demand=1.0,
         workers=WORKERS,
         slo_s=CLIENT_SHARE * SLO_S,
@@ -232,6 +233,14 @@ def problem_of(known: dict[str, LatencyProfile]) -> loki.Problem:
         swap_cost=SWAP_COST,
         **PLANNING,
     )
+
+
+def _task(tasks: PipelineConfig, name: str, known: Mapping[str, LatencyProfile]) -> loki.Task:
+    task = tasks.tasks[name]
+    variants = (
+        loki.Variant(v, of.accuracy, known[v], tasks.factors[v]) for v, of in task.variants.items()
+    )
+    return loki.Task(name, tuple(variants), task.parent)
 
 
 def largest(fits: Callable[[float], bool]) -> float:

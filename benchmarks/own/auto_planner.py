@@ -23,6 +23,7 @@ from typing import Any
 
 from benchmarks.harness.rows import Row
 from benchmarks.loki.data import CARS, FACES, traffic
+from benchmarks.loki.published import plan
 from benchmarks.loki.systems import best_plan
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.trees import Tree, TreeTask
@@ -132,11 +133,11 @@ def _against_loki(case: str, problem: loki.Problem, points: int) -> list[Row]:
     ours, theirs, equal = [], [], []
     for i in range(points):
         asked = replace(problem, demand=most * (0.02 + 1.18 * i / (points - 1)))
-        used, made = _timed(auto.plan, as_auto(asked))
+        used, made = _timed(best_plan, asked)
         ours.append(used)
-        used, by_loki = _timed(best_plan, asked)
+        used, (published, _) = _timed(plan, asked)
         theirs.append(used)
-        equal.append(_same(_best(made), by_loki))
+        equal.append(_same(made, published))
     label = f"Loki's problems · {case}"
     return [
         Row(label, "equal", "%", 100 * statistics.mean(equal)),
@@ -153,35 +154,9 @@ def _against_loki(case: str, problem: loki.Problem, points: int) -> list[Row]:
     ]
 
 
-def as_auto(problem: loki.Problem) -> auto.Problem:
-    """Return the same problem for `auto`: one kind of workers, and one variant per worker."""
-    models = tuple(
-        auto.Model(
-            task.name,
-            tuple(auto.Variant(v.name, v.accuracy, {"k": v.profile}) for v in task.variants),
-        )
-        for task in problem.tasks
-    )
-    tasks = tuple(
-        TreeTask(t.name, t.name, t.parent, {v.name: v.factors for v in t.variants})
-        for t in problem.tasks
-    )
-    return auto.Problem(
-        models,
-        (Tree("all", tasks, {"": problem.slo_s}, problem.path_accuracies),),
-        {"all": auto.Demand(problem.demand)},
-        (auto.Kind("k", 0, problem.workers),),
-        sharing=False,
-        headroom=False,
-        batch_sizes=problem.batch_sizes,
-        backend=problem.backend,
-        seed=problem.seed,
-    )
-
-
-def _same(ours: auto.Plan, theirs: loki.Plan) -> bool:
-    if ours.step != theirs.step or abs(ours.served["all"] - (1 - theirs.shed_share)) > CLOSE:
+def _same(ours: loki.Plan, theirs: loki.Plan) -> bool:
+    if ours.step != theirs.step or abs(ours.shed_share - theirs.shed_share) > CLOSE:
         return False
     if ours.step == "hardware":
-        return ours.workers["k"] == theirs.workers
+        return ours.workers == theirs.workers
     return abs(ours.accuracy - theirs.accuracy) <= 100 * CLOSE

@@ -41,8 +41,9 @@ from benchmarks.own.applications import (
     one_variant,
 )
 from ray_slo.core.profiles import LatencyProfile
-from ray_slo.planning import auto, loki
-from ray_slo.planning.brains.loki import LokiBrain, LokiSetting
+from ray_slo.planning import auto
+from ray_slo.planning.brains.auto import AutoBrain, AutoSetting
+from ray_slo.serve.planner.loki import Loki
 from ray_slo.simulation import simulate_application
 
 Workers = tuple[tuple[str, int], ...]  # (kind, number), for each kind with at least one worker
@@ -293,24 +294,10 @@ def _on(models: tuple[auto.Model, ...], kinds: list[auto.Kind]) -> tuple[auto.Mo
     )
 
 
-def loki_of(problem: auto.Problem) -> LokiBrain:
+def loki_of(problem: auto.Problem) -> AutoBrain:
     """Return Loki's planner for a problem with one pipeline and one kind of workers."""
-    (tree,), (kind,) = problem.trees, problem.kinds
-    tasks = []
-    for task in tree.order:
-        variants = tuple(
-            loki.Variant(v.name, v.accuracy, v.profiles[kind.name], task.factors.get(v.name, {}))
-            for v in problem.variants_of(task)
-        )
-        tasks.append(loki.Task(task.name, variants, task.parent))
-    asked = loki.Problem(
-        tuple(tasks),
-        sum(d.rate for d in problem.demand.values()),
-        kind.max_workers,
-        min(tree.slos_s.values()),
-        headroom_quantile=0.95,
-        swap_cost=0.1,
-        relative_gap=0.005,
-    )
-    profiles = {v.name: v.profile for t in tasks for v in t.variants}
-    return LokiBrain(LokiSetting(asked, kind.name, interval_s=5.0, profiles=profiles))
+    (kind,) = problem.kinds
+    asked = replace(problem, **{**Loki.settings, "relative_gap": 0.005})
+    profiles = {(v.name, kind.name): v.profiles[kind.name] for v in problem.variant.values()}
+    first = {kind.name: kind.max_workers}
+    return AutoBrain(AutoSetting(asked, first, interval_s=5.0, profiles=profiles))

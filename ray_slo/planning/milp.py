@@ -146,7 +146,6 @@ class Milp:
         relative_gap: float = 1e-9,
         seed: int = 0,
         without: Collection[str] = (),
-        start: tuple[Indices, Floats] | None = None,
         heuristics: bool = True,
     ) -> Solution:
         """Solve the program without the blocks named in `without`.
@@ -156,7 +155,6 @@ class Milp:
                 licence covers a program of this size, otherwise HiGHS.
             time_limit_s: largest time of the search, in seconds.
             seed: seed of Gurobi. HiGHS has a fixed seed in SciPy.
-            start: variables and their values, from which Gurobi starts its search.
             heuristics: whether HiGHS searches for first solutions. In a small program this takes
                 most of the time, and does not change the optimum.
 
@@ -169,7 +167,7 @@ class Milp:
         program = self._program(without)
         if backend != "highs":
             try:
-                return _gurobi(program, time_limit_s, relative_gap, seed, start)
+                return _gurobi(program, time_limit_s, relative_gap, seed)
             except (ImportError, ValueError):
                 if backend == "gurobi":
                     raise
@@ -322,7 +320,6 @@ def _gurobi(
     time_limit_s: float,
     relative_gap: float,
     seed: int,
-    start: tuple[Indices, Floats] | None,
 ) -> Solution:  # pragma: no cover - where gurobipy is installed
     try:
         gp: Any = import_module("gurobipy")
@@ -336,7 +333,7 @@ def _gurobi(
             env.setParam("OutputFlag", 0)
             env.start()
             with gp.Model(env=env) as model:
-                x = _load(model, program, start)
+                x = _load(model, program)
                 model.Params.MIPGap, model.Params.Seed = relative_gap, seed
                 if math.isfinite(time_limit_s):
                     model.Params.TimeLimit = time_limit_s
@@ -350,9 +347,7 @@ def _gurobi(
         ) from error
 
 
-def _load(
-    model: Any, program: _Program, start: tuple[Indices, Floats] | None
-) -> Any:  # pragma: no cover
+def _load(model: Any, program: _Program) -> Any:  # pragma: no cover
     """Return Gurobi's model of a program, and its variables."""
     from scipy import sparse
 
@@ -360,8 +355,6 @@ def _load(
     model.Params.DualReductions = 0  # otherwise Gurobi may not tell infeasible from unbounded
     kinds = np.where(program.integer, "I", "C")
     x = model.addMVar(program.cost.size, program.lower, program.upper, sign * program.cost, kinds)
-    if start is not None:
-        x[start[0]].Start = start[1]
     equal = program.row_lower == program.row_upper
     for rows, sense, side in (
         (equal, "=", program.row_lower),

@@ -64,6 +64,7 @@ def of_live(document: Mapping[str, Any], measured: Mapping[tuple[str, str], Any]
     problem = brain.problem(1.0, seen)
     verdict = brain.adopt(problem, brain.solve(problem))
     plan = brain.outcome()
+    brain.due(3600.0, seen)  # some planners stop workers after a while
     if "groups" in plan:  # their names mean nothing
         models = [
             ([m for m, g in plan["groups"].items() if g == group], n)

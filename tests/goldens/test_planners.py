@@ -362,8 +362,8 @@ def test_loki_scales_hardware_while_the_most_accurate_variants_suffice():
         faces(25, 3),
         """
         2 gpu                                       # 25 / 100 and 100 / 100; no worker serves both
-        d on 1 workers: 25/s in batches of 2
-        large on 1 workers: 100/s in batches of 2
+        d on 1 gpu: 25/s in batches of 2
+        large on 1 gpu: 100/s in batches of 2
         accuracy 81 %                               # 90 % of 90 %
         """,
     )
@@ -375,9 +375,9 @@ def test_loki_scales_accuracy_if_there_are_too_few_workers():
         faces(60, 3),
         """
         3 gpu
-        d on 1 workers: 60/s in batches of 2
-        large on 1 workers: 100/s in batches of 2   # all that it can
-        small on 1 workers: 140/s in batches of 2   # the rest of 240 faces/s
+        d on 1 gpu: 60/s in batches of 2
+        large on 1 gpu: 100/s in batches of 2       # all that it can
+        small on 1 gpu: 140/s in batches of 2       # the rest of 240 faces/s
         accuracy 75.75 %                            # (100 · 81 + 140 · 72) / 240
         """,
     )
@@ -389,9 +389,9 @@ def test_loki_plans_for_a_quantile_of_the_demand():
         faces(60, 3, headroom_quantile=0.95),
         """
         3 gpu
-        d on 1 workers: 73/s in batches of 2        # in 95 % of all seconds there are at most 73
-        large on 1 workers: 100/s in batches of 2
-        small on 1 workers: 192/s in batches of 2   # 4 · 73 − 100
+        d on 1 gpu: 73/s in batches of 2            # in 95 % of all seconds there are at most 73
+        large on 1 gpu: 100/s in batches of 2
+        small on 1 gpu: 192/s in batches of 2       # 4 · 73 − 100
         accuracy 75.08 %                            # (100 · 81 + 192 · 72) / 292
         """,
     )
@@ -403,10 +403,10 @@ def test_loki_says_what_it_sheds():
         faces(60, 2),
         """
         2 gpu
-        d on 1 workers: 50/s in batches of 2
-        small on 1 workers: 200/s in batches of 2   # 4 · 50
+        d on 1 gpu: 50/s in batches of 2
+        small on 1 gpu: 200/s in batches of 2       # 4 · 50
         accuracy 72 %                               # 90 % of 80 %
-        short: demand 60 req/s is out of reach with 2 workers: 83.3 % of it can be served
+        short: demand 60 req/s is out of reach with 2 gpu: 83.3 % of it can be served
         """,
     )
 

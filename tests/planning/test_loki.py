@@ -9,10 +9,10 @@ import pytest
 from scipy.optimize import linprog
 from scipy.stats import poisson
 
+from benchmarks.loki import published
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.planning import Infeasible, loki
 from ray_slo.planning.loki import Plan, Problem, Task, Variant, capacity, fastest, plan
-from ray_slo.planning.loki.graph import Graph
 from ray_slo.planning.milp import Milp, Solution
 from ray_slo.planning.routing import most_accurate_first, workers_of
 from tests.planning.examples.loki import chain, linear, tree
@@ -24,7 +24,10 @@ needs_gurobi = pytest.mark.skipif(
 BACKENDS = ["highs", pytest.param("gurobi", marks=needs_gurobi)]
 
 
-def served(problem):
+def served(problem, any_route=True):
+    """The plan, or the best effort. Without `any_route`, that of the published program."""
+    if not any_route:
+        return published.plan(problem, any_route=False)[0]
     made = plan(problem)
     return made.best_effort if isinstance(made, Infeasible) else made
 
@@ -68,7 +71,7 @@ def check(problem, made):
     assert made.accuracy * kept == pytest.approx(mean, abs=1e-2)
 
 
-def brute_force(problem, most_accurate=False):
+def brute_force(problem, most_accurate=False, any_route=True):
     """(fewest workers at the demand or ∞, best accuracy or −∞, largest share served): every count
     of workers per (variant, batch size), and for each a small program over edges of a chain."""
     root, child = problem.order
@@ -105,7 +108,7 @@ def brute_force(problem, most_accurate=False):
             hosted = set(chosen)
             if chosen[0] >= len(first) or chosen[-1] < len(first):
                 continue
-            if problem.any_route and (
+            if any_route and (
                 len({both[c][0].name for c in hosted}) < len(hosted)
                 or any(
                     (i, j - len(first)) not in edges
@@ -144,17 +147,16 @@ def test_as_brute_force(backend, demand, step, any_route):
         batch_sizes=(1, 4),
         backend=backend,
         relative_gap=1e-7,
-        any_route=any_route,
     )
-    fewest, _, _ = brute_force(problem, most_accurate=True)
-    made = served(problem)
+    fewest, _, _ = brute_force(problem, True, any_route)
+    made = served(problem, any_route)
     check(problem, made)
     assert made.step == step
     if step == "hardware":
         assert made.workers == fewest
         return
     assert math.isinf(fewest)
-    _, accuracy, share = brute_force(problem)
+    _, accuracy, share = brute_force(problem, False, any_route)
     if step == "accuracy":
         assert made.accuracy == pytest.approx(accuracy, abs=1e-3)
     else:
@@ -176,11 +178,11 @@ def test_splits_say_the_same_as_pairs(monkeypatch, demand):
         current={("detect", "d-small"): 2, ("classify", "c-large"): 1},
         swap_cost=0.5,
     )
-    found = Graph(problem).splits
+    found = published.Graph(problem, False, True).splits
     assert 1 < len(found) < 4 * 2, found  # fewer than configurations of the root
-    split = served(problem)
-    monkeypatch.setattr(Graph, "find_splits", lambda self: [])
-    pairs = served(problem)
+    split, _ = published.plan(problem)
+    monkeypatch.setattr(published.Graph, "find_splits", lambda self: [])
+    pairs, _ = published.plan(problem)
     assert split.step == pairs.step
     assert split.workers == pairs.workers
     assert split.accuracy - 0.5 * split.swaps == pytest.approx(
@@ -240,8 +242,8 @@ def test_any_route_is_fast_enough():
     paths that only its own shares avoid."""
     slow = {True: 0.0, False: 0.0}
     for any_route, demand in itertools.product(slow, (90, 120, 150, 180)):
-        problem = chain(demand=demand, workers=6, slo_s=0.1, any_route=any_route)
-        made = served(problem)
+        problem = chain(demand=demand, workers=6, slo_s=0.1)
+        made = served(problem, any_route)
         check(problem, made)
         workers = {w.id: w for w in workers_of(problem, made)}
         tables = most_accurate_first(
@@ -285,7 +287,7 @@ def test_random_trees(seed):
         for path in (("a", "b", "c"), ("a", "d")):
             for combination in itertools.product(*(hosted[t] for t in path)):
                 assert 2 * sum(a.latency_s for a in combination) <= asked.slo_s + 1e-9
-        free = served(replace(asked, any_route=False))
+        free = served(asked, any_route=False)
         check(asked, free)
         assert free.accuracy >= made.accuracy - 1e-2 or free.shed_share < made.shed_share - 1e-4
         if GUROBI:
@@ -418,16 +420,6 @@ def test_loading_idle_workers_is_no_swap():
     assert then.swaps == 0
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_start_changes_no_optimum(backend):
-    problem = chain(demand=150.0, backend=backend, relative_gap=1e-7)
-    cold = served(problem)
-    for last in (cold, served(chain(demand=40.0))):
-        warm = plan(problem, last)
-        assert isinstance(warm, Plan)
-        assert warm.accuracy == pytest.approx(cold.accuracy, abs=1e-3)
-
-
 def test_no_demand_needs_no_workers():
     made = plan(chain(demand=0.0))
     assert isinstance(made, Plan)
@@ -460,6 +452,7 @@ def _task(name, parent=None, **factors):
         ({"waiting_factor": 0.5}, "waiting_factor must be at least 1"),
         ({"headroom_quantile": 1.0}, "headroom_quantile must be above 0 and below 1, got 1"),
         ({"batch_sizes": ()}, "batch_sizes must be"),
+        ({"any_route": False}, "any_route must be true"),
         ({"max_swaps": -1}, "max_swaps must be at least 0, got -1"),
         ({"current": {("detect", "x"): 1}}, "current: no such variants"),
         ({"current": {("detect", "d-large"): -1}}, "current must count at least 0"),

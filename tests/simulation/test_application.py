@@ -12,8 +12,8 @@ from ray_slo.core.cluster import Assigned
 from ray_slo.core.policy import Abilities
 from ray_slo.core.trees import Tree, TreeTask
 from ray_slo.planning import auto, loki
+from ray_slo.planning.brains.auto import AutoBrain, AutoSetting
 from ray_slo.planning.brains.brain import Brain, Verdict, Wanted
-from ray_slo.planning.brains.loki import LokiBrain, LokiSetting
 from ray_slo.record import decode as decision_log
 from ray_slo.record import plans
 from ray_slo.simulation import (
@@ -383,7 +383,12 @@ def test_a_pipeline_is_the_case_of_one_tree_and_one_kind():
         {"detect": auto.Demand(40.0)},
         (auto.Kind("default", 0, 6),),
     )
-    setting = LokiSetting(asked, "default", profiles={"d": profile, "n": profile})
+    setting = AutoSetting(
+        replace(problem, sharing=False, headroom=False, fits_alone=True),
+        {"default": 6},
+        frozenset({"default"}),
+        profiles={("d", "default"): profile, ("n", "default"): profile},
+    )
     other = simulate_application(
         problem,
         {"detect": workload},
@@ -392,7 +397,7 @@ def test_a_pipeline_is_the_case_of_one_tree_and_one_kind():
             "parents": {"detect": None, "who": "detect"},
             "factors": {"d": {"who": 1.5}},
         },
-        planner=LokiBrain(setting),
+        planner=AutoBrain(setting),
         duration_s=20.0,
         seed=3,
         load_s=1.0,

@@ -14,7 +14,7 @@ from ray_slo.planning.auto.prices import prices_of
 from ray_slo.planning.auto.problem import Problem
 from ray_slo.planning.auto.program import EPS, Program
 from ray_slo.planning.auto.taken import both, most_busy, room
-from ray_slo.planning.auto.uses import Use, rest_of, together, uses_of
+from ray_slo.planning.auto.uses import Use, hosts_alone, idle_uses, rest_of, together, uses_of
 from ray_slo.planning.milp import Solution
 
 _AGAIN = 0.8
@@ -88,12 +88,17 @@ def build(program: Program, step: Step, solution: Solution) -> Built:
     """
     problem = program.problem
     uses = uses_of(program, solution) if solution.found else []
+    alone = hosts_alone(program, solution) if solution.found else {}
+    idle = {kind.name: idle_uses(program, kind.name, alone, uses) for kind in problem.kinds}
     slots: list[Slot] = []
     workers: dict[str, int] = {}
     for i, kind in enumerate(problem.kinds):
         of_kind = together([use for use in uses if use.config.kind == kind.name])
         most = round(float(solution[program.n][i])) if solution.found else kind.min_workers
-        made = (shared if problem.sharing else apart)(program, kind, of_kind, most)
+        if problem.sharing:
+            made = shared(program, kind, of_kind, most)
+        else:
+            made = apart(program, kind, [*of_kind, *idle[kind.name]], most, alone)
         slots += made
         workers[kind.name] = max(len(made), least_workers(program, kind))
     built = _pools(program, uses, slots)
@@ -119,6 +124,7 @@ def build(program: Program, step: Step, solution: Solution) -> Built:
         swaps=round(float(solution[program.swaps][0])) if solution.found else 0,
         gap=gap if math.isfinite(gap) else math.inf,
         group_of=dict(problem.group_of),
+        paths=_paths(program, solution) if solution.found else {},
     )
     return Built(plan, program, solution, late, *built)
 
@@ -155,6 +161,17 @@ def _accuracy(program: Program, solution: Solution) -> float:
     return total / served if served > 0 else 0.0
 
 
+def _paths(program: Program, solution: Solution) -> dict[str, dict[tuple[str, ...], float]]:
+    """Return the share of each path to a last task, by stream."""
+    g, found = program.graph, dict[str, dict[tuple[str, ...], float]]()
+    for stream in g.streams:
+        tree = program.problem.tree_of(stream)
+        of_path = zip(g.paths[tree.name], solution[program.c[stream]].tolist(), strict=True)
+        sinks = g.sinks(tree)
+        found[stream] = {p.variants: c for p, c in of_path if p.task in sinks and c > EPS}
+    return found
+
+
 def _bad(problem: Problem, shares: Mapping[str, float], late: Mapping[str, float]) -> float:
     """Return the share of all demand that is not planned for, or that bursts make late."""
     total = sum(problem.rate(s) for s in problem.streams)
@@ -168,6 +185,8 @@ _SAID = {
     "cost": "The cheapest workers that keep the accuracy floor.",
     "share": "Not all demand can be served",
 }
+_LOKIS = {"hardware": "Hardware scaling", "accuracy": "Accuracy scaling"}
+"""Loki's names of its steps."""
 
 
 def _explain(
@@ -178,6 +197,8 @@ def _explain(
     accuracy: float,
 ) -> str:
     said = _SAID[step]
+    if not problem.headroom and step in _LOKIS:
+        said = f"{_LOKIS[step]}: {said[0].lower()}{said[1:]}"
     if step == "share":
         said += f": {100 * _bad(problem, shares, {}):.3g} % is shed."
     rate = sum(problem.rate(s) for s in problem.streams)

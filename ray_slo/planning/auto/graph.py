@@ -288,6 +288,22 @@ class Graph:
                 found.append((kept, budgets))
         return [budgets for _, budgets in found]
 
+    def at_once(self, node: tuple[str, str]) -> float:
+        """Return the largest number of requests that one request at the root makes at a task, on
+        paths that are fast enough."""
+        stream, name = node
+        tree, least = self.problem.tree_of(stream), self.least_s(stream)
+        below_s = self.rest_s(tree, least)[name] - least[name]
+        fastest = {
+            self.configs[k].variant: self.configs[k].time_s
+            for task in tree.order
+            for k in sorted(self.able(stream, task), key=lambda k: -self.configs[k].time_s)
+        }
+        room_s = self.problem.slo_s(stream) - below_s + NO_TIME
+        paths = [p for p in self.paths[tree.name] if p.task == name]
+        in_time = [p for p in paths if sum(fastest.get(v, math.inf) for v in p.variants) <= room_s]
+        return max((p.arrivals for p in in_time), default=0.0)
+
     def throughput(self, node: tuple[str, str]) -> Floats:
         """Return the requests per second of one worker, for each configuration of a node."""
         return np.array([self.configs[k].throughput for k in self.nodes[node].configs])

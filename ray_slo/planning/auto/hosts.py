@@ -84,12 +84,23 @@ def shared(program: Program, kind: Kind, uses: Sequence[Use], most: int) -> list
     raise Unpacked(kind.name, most)
 
 
-def apart(program: Program, kind: Kind, uses: Sequence[Use], most: int) -> list[Slot]:
+def apart(
+    program: Program,
+    kind: Kind,
+    uses: Sequence[Use],
+    most: int,
+    least: Mapping[tuple[str, str], int] | None = None,
+) -> list[Slot]:
     """Return slots with one variant each. Surplus workers go to the variants whose workers have the
-    highest load."""
+    highest load.
+
+    Args:
+        least: least number of workers by variant and kind.
+    """
     if not uses:
         return []
-    hosts = [program.room(*use.pair).workers(use.busy) for use in uses]
+    least = least or {}
+    hosts = [max(program.room(*u.pair).workers(u.busy), least.get(u.pair, 0)) for u in uses]
     spare = min(most, least_workers(program, kind)) - sum(hosts)
     for _ in range(spare):
         i = max(range(len(uses)), key=lambda i: uses[i].busy / hosts[i])

@@ -80,6 +80,7 @@ class Plan:
         gap: no other plan can improve the objective of `step` by more than this share of it.
         found: limits from which the next plan may start; see `limits.py`.
         group_of: group of every model, if workers are in groups.
+        paths: share of each path of variants to a last task, by stream.
     """
 
     workers: Mapping[str, int]
@@ -96,3 +97,4 @@ class Plan:
     gap: float = 0.0
     found: Found | None = field(default=None, repr=False, compare=False)
     group_of: Mapping[str, str] = field(default_factory=dict)
+    paths: Mapping[str, Mapping[tuple[str, ...], float]] = field(default_factory=dict, repr=False)

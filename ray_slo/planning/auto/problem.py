@@ -32,6 +32,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ray_slo.core.arguments import Above0, AtLeast0, NonNegative, Positive, check_fields
+from ray_slo.core.demand import poisson_rate
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.requests import WorkerId
 from ray_slo.core.trees import WAITING_FACTOR, Tree, TreeTask, root_and_class, tree_of_task
@@ -217,6 +218,11 @@ class Problem:
         target_bad: share of the requests that may be late or refused because of bursts.
         headroom: whether workers have as much free time as bursts need (`headroom.py`). Without it,
             a plan fills every worker, as Loki does. This is for comparisons.
+        headroom_quantile: the plan is for this quantile of the arrivals in `headroom_period_s`, if
+            these are Poisson at the demand. None: it is for the mean. Without `headroom`, this is
+            the only room for bursts.
+        fits_alone: whether the requests that a single request at the root makes at a task must fit
+            into the task's time (`rows.add_alone`). It needs `sharing` to be false.
         backend, time_limit_s, relative_gap, seed: arguments of the solver, for each program.
 
     Raises:
@@ -244,6 +250,9 @@ class Problem:
     batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     target_bad: Annotated[float, Field(gt=0, lt=1)] = 0.01
     headroom: bool = True
+    headroom_quantile: Annotated[float, Field(gt=0, lt=1)] | None = None
+    headroom_period_s: Positive = 1.0
+    fits_alone: bool = False
     backend: Backend = "auto"
     time_limit_s: Positive = 10.0
     relative_gap: NonNegative = 1e-4
@@ -253,6 +262,8 @@ class Problem:
         check_fields(self)
         if not self.batch_sizes or min(self.batch_sizes) < 1:
             raise ValueError(f"batch_sizes must be at least 1, got {self.batch_sizes}")
+        if self.fits_alone and self.sharing:
+            raise ValueError("fits_alone: only without sharing")
         self._check_names()
         self._check_variants()
         self._check_references()
@@ -337,8 +348,11 @@ class Problem:
         return kind.max_workers if self.present is None else self.present.get(kind.name, 0)
 
     def rate(self, stream: str) -> float:
-        """Return a stream's requests per second at the root."""
-        return self.demand[stream].rate if stream in self.demand else 0.0
+        """Return a stream's requests per second at the root, with `headroom_quantile`."""
+        rate = self.demand[stream].rate if stream in self.demand else 0.0
+        if self.headroom_quantile is None:
+            return rate
+        return poisson_rate(rate, self.headroom_quantile, self.headroom_period_s)
 
     def tree_of(self, stream: str) -> Tree:
         root, _ = root_and_class(stream)

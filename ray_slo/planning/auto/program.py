@@ -36,7 +36,7 @@ import numpy as np
 from ray_slo.planning.auto.graph import NO_TIME, Graph
 from ray_slo.planning.auto.limits import Limits, Room
 from ray_slo.planning.auto.problem import Problem
-from ray_slo.planning.auto.rows import add_batch_sizes, add_room, add_swaps
+from ray_slo.planning.auto.rows import add_alone, add_batch_sizes, add_room, add_swaps
 from ray_slo.planning.milp import Floats, Indices, Milp, Solution
 
 EPS = 1e-6
@@ -70,6 +70,11 @@ class Program:
         self.problem, self.limits = problem, limits or Limits()
         self.graph = Graph(problem, most_accurate, self.limits.longest_s)
         self.pairs = list(dict.fromkeys((c.variant, c.kind) for c in self.graph.configs))
+        self.crowds = [
+            node
+            for node in self.graph.nodes
+            if problem.fits_alone and self.graph.at_once(node) > problem.waiting_factor
+        ]
         rates = [problem.rate(s) for s in self.graph.streams]
         self.total = sum(rates) or 1.0
         self.weight = cost_weights(problem)
@@ -265,6 +270,7 @@ class Program:
                 (-1, self.n[:, None]),
                 upper=0,
             )
+        add_alone(m, self.graph, self.crowds, self.pairs, self.x, self.budgets)
 
     def _memory(self, m: Milp, of_kind: Floats) -> None:
         kinds = self.problem.kinds
@@ -304,6 +310,8 @@ class Program:
         demand."""
         g, problem = self.graph, self.problem
         kind = pair[1]
+        if any(pair[0] in g.nodes[node].paths for node in self.crowds):
+            return self.most[kind]
         work = 0.0
         for node in g.nodes.values():
             slowest = min(

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ray_slo.planning.auto.graph import Graph
+from ray_slo.planning.auto.graph import NO_TIME, Graph
 from ray_slo.planning.auto.limits import Room
 from ray_slo.planning.auto.problem import Problem, Size
 from ray_slo.planning.milp import Floats, Indices, Milp
@@ -82,6 +82,56 @@ def add_room(
     if reserves.any():
         all_busy = np.array([room.busy(n) for room, n in zip(rooms, most, strict=True)])
         m.block(f"used: {name}", (busy, of_row), (-all_busy[:, None], used[:, None]), upper=0)
+
+
+def takes_alone(g: Graph, node: tuple[str, str]) -> list[float]:
+    """Return the number of requests that a worker takes in the task's time, for each configuration
+    of a node, if one request at the root makes them at once and no others wait.
+
+    In the time that the program leaves a task, a worker takes `waiting_factor` batches. A single
+    request at the root does not wait before. So the share 1 − 1 / waiting_factor of the SLO is left
+    for a task, if the other tasks on its paths have only one request to serve.
+    """
+    problem, (stream, name) = g.problem, node
+    tree, of = problem.tree_of(stream), g.nodes[node]
+    crowded = [task.name for task in tree.tasks if g.at_once((stream, task.name)) > 1]
+    others = [other for other in crowded if other != name]
+    related = any(other in tree.path(name) or name in tree.path(other) for other in others)
+    time_s = 0.0 if related else problem.slo_s(stream) * (1 - 1 / problem.waiting_factor)
+    configs = [g.configs[k] for k in of.configs]
+    factor = problem.waiting_factor
+    return [max(factor * c.batch_size, c.throughput * time_s) for c in configs]
+
+
+def add_alone(
+    m: Milp,
+    g: Graph,
+    nodes: Sequence[tuple[str, str]],
+    pairs: Sequence[tuple[str, str]],
+    x: Indices,
+    budgets: Mapping[tuple[str, str], tuple[Indices, list[float]]],
+) -> None:
+    """Add rows: the workers of a task take the requests of a single request at the root in time. A
+    variant has the largest batch within the task's budget.
+
+    Args:
+        nodes: nodes that get more requests at once than any one worker takes.
+        pairs, x: pairs of variant and kind, and variables of the number of workers that host each.
+        budgets: binaries and budgets of the nodes' time.
+    """
+    for node in nodes:
+        z, times = budgets[node]
+        takes = np.zeros((len(times), len(pairs)))
+        for k, n in zip(g.nodes[node].configs, takes_alone(g, node), strict=True):  # batches rise
+            config = g.configs[k]
+            in_time = np.array(times) + NO_TIME >= config.time_s
+            takes[in_time, pairs.index((config.variant, config.kind))] = n
+        m.block(
+            f"room for one request: {'/'.join(node)}",
+            (takes, np.broadcast_to(x, takes.shape)),
+            (-g.at_once(node) * (1 - 1e-6), z[:, None]),
+            lower=0,
+        )
 
 
 def add_swaps(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ray_slo.core.trees import root_and_class
@@ -99,6 +99,32 @@ def uses_of(program: Program, solution: Solution) -> list[Use]:
         )
     left = _left_s(program, found)
     return [Use(u.config, u.rate, u.dispersion, u.nodes, _wait_s(program, u, left)) for u in found]
+
+
+def hosts_alone(program: Program, solution: Solution) -> dict[tuple[str, str], int]:
+    """Return the number of workers that host each variant of the tasks to which `fits_alone`
+    applies."""
+    g = program.graph
+    configs = [g.configs[k] for node in program.crowds for k in g.nodes[node].configs]
+    pairs = {(config.variant, config.kind) for config in configs}
+    hosts = zip(program.pairs, solution[program.x].tolist(), strict=False)
+    return {pair: round(n) for pair, n in hosts if pair in pairs}
+
+
+def idle_uses(
+    program: Program, kind: str, hosts: Mapping[tuple[str, str], int], uses: Sequence[Use]
+) -> list[Use]:
+    """Return uses without requests, for variants of a kind that are hosted only for the requests
+    that one request at the root makes at once (`fits_alone`)."""
+    busy = {use.pair for use in uses}
+    g, found = program.graph, list[Use]()
+    for pair, workers in hosts.items():
+        if workers and pair[1] == kind and pair not in busy:
+            node, of = next(n for n in g.nodes.items() if pair[0] in n[1].paths)
+            configs = [g.configs[k] for k in of.configs]
+            config = [c for c in configs if (c.variant, c.kind) == pair][-1]
+            found.append(Use(config, 0.0, 1.0, (node,)))
+    return found
 
 
 def _largest(

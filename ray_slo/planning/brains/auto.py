@@ -116,11 +116,9 @@ class AutoBrain(Brain):
         self._known = Known(setting.problem, setting.profiles)
         self._homes = _homes(setting.problem, self._known.model_of)
         self._known.group_of = self._homes.layout  # the same object, so changes are seen
+        expected = dict.fromkeys(setting.problem.streams, 0.0)
+        self._streams = Streams(expected, setting.demand, setting.interval_s, setting.idle_s)
         self.configure(setting)
-        problem = setting.problem
-        expected = {stream: problem.rate(stream) for stream in problem.streams}
-        horizon_s = setting.interval_s
-        self._streams = Streams(expected, setting.demand, horizon_s, setting.idle_s)
         self._job: Job | None = None
         self._solved: Plans | None = None
         self._steps = Steps(self._known.model_of)
@@ -140,6 +138,8 @@ class AutoBrain(Brain):
         for name in self._kinds:
             self._measuring.setdefault(name, Measuring())
         self._known.problem, self._known.profiles = setting.problem, setting.profiles
+        for name, demand in setting.problem.demand.items():
+            self._streams[name].expected = demand.rate
         for name, target in self._targets.items():
             target.up_s, target.down_s = self._delays(name)
 
@@ -285,6 +285,7 @@ class AutoBrain(Brain):
             return None
         if kind in self._targets:
             at = max(self._targets[kind].at(self._now), self._leaving.least.get(kind, 0))
+            at = min(at, self._limits.get(kind, at))
             # A worker stays while it serves a model that is leaving the group.
             leaving = self._homes.leaving(self._setting.problem.kind[kind].group)
             return max(at, self._ready.get(kind, 0)) if leaving else at
@@ -361,8 +362,11 @@ class AutoBrain(Brain):
             told[worker] = told[worker]._replace(assigned=())
         for kind in self._kinds:
             self._also_measure(seen, kind, told)
-        if self._tuned.get("accuracy_floor", self._setting.problem.accuracy_floor):
-            return told  # the policy chooses the worker
+        asked = replace(self._setting.problem, **self._tuned)
+        if (
+            asked.accuracy_floor or not asked.headroom
+        ):  # with a floor, the policy chooses the worker
+            return told
         known, has = self._known, self._steps.has
         return {w: with_reserve(known, seen, seen.workers[w], told[w], has) for w in told}
 

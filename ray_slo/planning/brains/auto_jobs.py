@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+from ray_slo.core.cluster import Assigned
 from ray_slo.planning import auto
-from ray_slo.planning.auto import Plan, Problem
+from ray_slo.planning.auto import Kind, Plan, Problem, Slot
 from ray_slo.planning.brains.brain import Key
 from ray_slo.planning.result import Infeasible
 
@@ -67,8 +68,52 @@ def best(answer: Made) -> Plan:
 
 def solve(job: Job) -> Plans:
     """Return both plans of a job. This runs as a Ray task."""
-    whole = auto.plan(job.whole, job.last)
+    whole = _useful(job.whole, job.last)
     wanted, present = best(whole).workers, job.present
     if not any(present.values()) or all(n <= present.get(k, 0) for k, n in wanted.items()):
         return Plans(whole, whole)
-    return Plans(whole, auto.plan(job.meanwhile(best(whole).group_of), job.last))
+    return Plans(whole, _useful(job.meanwhile(best(whole).group_of), job.last))
+
+
+def _useful(problem: Problem, last: Plan | None) -> Made:
+    """Return the plan, or one that serves more if that serves nothing.
+
+    If each worker has one variant, and there are fewer workers than tasks, workers share. If no
+    path leaves requests time to wait, the plan is made without waits. Then a request alone is in
+    time. If no path is fast enough even so, workers load the fastest variants, for clients that
+    bring a longer SLO. With an accuracy floor, they do not.
+    """
+    made = auto.plan(problem, last)
+    if not isinstance(made, Infeasible) or made.best_effort.slots:
+        return made
+    if not problem.sharing:
+        problem = replace(problem, sharing=True, fits_alone=False)
+        if best(eased := auto.plan(problem)).slots:
+            why = f"{made.reason} if each worker has one variant, so workers share"
+            return replace(made, reason=why, best_effort=best(eased))
+    hurried = best(auto.plan(replace(problem, waiting_factor=1.0)))
+    if hurried.slots:
+        return replace(made, best_effort=hurried)
+    if problem.accuracy_floor:
+        return made
+    slots = tuple(
+        slot for kind in problem.kinds for slot in _fastest(problem, kind, made.best_effort)
+    )
+    return replace(made, best_effort=replace(made.best_effort, slots=slots))
+
+
+def _fastest(problem: Problem, kind: Kind, plan: Plan) -> list[Slot]:
+    """Return a slot for each worker of a kind, with the fastest variant of each model that its
+    memory holds."""
+    room_mb, chosen = kind.memory_mb, list[str]()
+    for model in problem.models:
+        able = [v for v in model.variants if kind.name in v.profiles]
+        quickest = min(able, key=lambda v: v.profiles[kind.name].latency(1), default=None)
+        if quickest is None or problem.group_of.get(model.name, kind.group) != kind.group:
+            continue
+        needs_mb = quickest.memory_mb.get(kind.name, 0.0)
+        if needs_mb <= room_mb:
+            room_mb -= needs_mb
+            chosen.append(quickest.name)
+    parts = tuple(Assigned(variant, 1) for variant in chosen)
+    return [Slot(kind.name, parts, tuple(chosen))] * (plan.workers[kind.name] if chosen else 0)

@@ -73,13 +73,14 @@ class Stream:
         kind, horizon_s: arguments of `core.demand.Rate`.
 
     Attributes:
+        expected: as the argument.
         last_at: time of the last request, in seconds.
         factor: ratio of the planned to the measured demand in the last plan.
         factor_at: time of that plan, in seconds.
     """
 
     def __init__(self, expected: float, kind: Kind = "ewma", horizon_s: float = 0.0) -> None:
-        self._expected = expected
+        self.expected = expected
         self._rate = Rate(kind, horizon_s, enough=_ENOUGH)
         self._burstiness = Burstiness()
         self._trend = Holt(1.0, *_SLOWLY)
@@ -116,7 +117,7 @@ class Stream:
         """Return the mean requests per second. If the rate rises, return its prediction for
         `ahead_s` seconds from now."""
         if not self.seen:
-            return self._expected
+            return self.expected
         usual = self._rate.value(now, self.dispersion)
         level = self._trend.rate(self._counted_s)
         rise = self._trend.rate(self._counted_s, 1.0) - level

@@ -9,6 +9,9 @@ task. There are three steps. Each is a mixed-integer linear program with the sam
    the demand, with the highest accuracy at that share. It is returned as `Infeasible`, and says
    what it sheds.
 
+The program is that of `planning.auto` with Loki's settings (`as_auto`): a worker has one variant,
+and no time is left free for bursts. `benchmarks/loki/published.py` has the paper's own program.
+
 Worked example: a detector finds 4 faces per frame; there are 3 workers, and the SLO is 100 ms. The
 large recogniser serves 100 faces per second in batches of 2 (20 ms), the small one 200 (10 ms).
 
@@ -27,9 +30,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from ray_slo.planning.loki.plans import Assignment, PathShare, Plan, Step
+from ray_slo.core.trees import Tree, TreeTask
+from ray_slo.planning import auto
+from ray_slo.planning.auto.program import Program
+from ray_slo.planning.loki.plans import Assignment, PathShare, Plan, Step, explain, swaps_of
 from ray_slo.planning.loki.problem import Problem, Task, Variant, fastest
-from ray_slo.planning.loki.program import EPS, Program
 from ray_slo.planning.result import Infeasible
 
 __all__ = [
@@ -40,11 +45,13 @@ __all__ = [
     "Step",
     "Task",
     "Variant",
+    "as_auto",
     "capacity",
     "fastest",
     "plan",
 ]
 _NO_PLAN = "the solver stopped at its time limit without a plan"
+_KIND = "worker"
 
 
 def plan(problem: Problem, last: Plan | None = None) -> Plan | Infeasible[Plan]:
@@ -52,33 +59,21 @@ def plan(problem: Problem, last: Plan | None = None) -> Plan | Infeasible[Plan]:
 
     Args:
         problem: the problem.
-        last: plan from which the search starts, if the solver accepts one (Gurobi does). It does
-            not change the optimum; `problem.current` does.
+        last: the plan in force, for planners that start from it. This one does not.
 
     Returns:
         A plan that serves the planned demand, or `Infeasible` with the plan of step 3.
     """
-    accurate = Program(problem, most_accurate=True)
-    solution = accurate.solve("hardware", last)
-    if solution.found:
-        return accurate.plan("hardware", solution)
-    program = Program(problem)
-    solution = program.solve("accuracy", last)
-    if solution.found:
-        return program.plan("accuracy", solution)
-    proven = solution.status == "infeasible"
-    solution = program.solve("share", last)
-    best = program.plan("share", solution)
-    if solution.found and best.shed_share < 1:
-        exact = program.solve("accuracy", last, served=(1 - best.shed_share) * (1 - EPS))
-        if exact.found:
-            best = replace(program.plan("share", exact), gap=best.gap)
-    if not proven:
+    made = auto.plan(as_auto(problem))
+    if not isinstance(made, Infeasible):
+        return _as_loki(problem, made)
+    best = _as_loki(problem, made.best_effort)
+    if not made.proven:
         reason = _NO_PLAN
-    elif not program.graph.paths:
+    elif (least_s := fastest(problem)) > problem.slo_s + 1e-12:
         reason = (
             f"slo_s {problem.slo_s:g} is too short: the fastest path takes "
-            f"{fastest(problem):.4g} s, waiting and communication included"
+            f"{least_s:.4g} s, waiting and communication included"
         )
     else:
         limits = [f"{problem.workers} workers"]
@@ -90,7 +85,97 @@ def plan(problem: Problem, last: Plan | None = None) -> Plan | Infeasible[Plan]:
             f"demand {problem.planned_demand:.5g} req/s is out of reach with "
             f"{', '.join(limits)}: {100 * (1 - best.shed_share):.3g} % of it can be served"
         )
-    return Infeasible(reason, best, proven)
+    return Infeasible(reason, best, made.proven)
+
+
+def as_auto(problem: Problem) -> auto.Problem:
+    """Return the same problem for `auto`: one kind of workers, one variant per worker, and no room
+    for bursts beside the headroom of the demand."""
+    root = problem.order[0].name
+    models = (
+        auto.Model(
+            t.name, tuple(auto.Variant(v.name, v.accuracy, {_KIND: v.profile}) for v in t.variants)
+        )
+        for t in problem.order
+    )
+    tasks = (
+        TreeTask(t.name, t.name, t.parent, {v.name: v.factors for v in t.variants})
+        for t in problem.order
+    )
+    loaded = [
+        frozenset({variant})
+        for (_, variant), workers in (problem.current or {}).items()
+        for _ in range(workers)
+    ]
+    return auto.Problem(
+        tuple(models),
+        (Tree(root, tuple(tasks), {"": problem.slo_s}, problem.path_accuracies),),
+        {root: auto.Demand(problem.planned_demand)},
+        (auto.Kind(_KIND, 0, problem.workers),),
+        current=tuple(auto.Hosted(f"{i}", _KIND, its) for i, its in enumerate(loaded)),
+        sharing=False,
+        headroom=False,
+        **{name: getattr(problem, name) for name in _SAME},
+    )
+
+
+_SAME = (
+    "accuracy_floor",
+    "backend",
+    "batch_sizes",
+    "communication_s",
+    "fits_alone",
+    "max_swaps",
+    "relative_gap",
+    "seed",
+    "swap_cost",
+    "time_limit_s",
+    "waiting_factor",
+)
+"""Fields that both kinds of problems have."""
+
+
+def _as_loki(problem: Problem, made: auto.Plan) -> Plan:
+    """Return a plan in Loki's words."""
+    workers: dict[tuple[str, int], int] = {}
+    load: dict[tuple[str, int], float] = {}
+    for part in (part for slot in made.slots for part in slot.parts):
+        key = part.variant, part.batch_size
+        workers[key] = workers.get(key, 0) + 1
+        load[key] = load.get(key, 0.0) + (part.load or 0.0)
+    known = {v.name: (t, v) for t in problem.order for v in t.variants}
+    assignments, latency_s = [], dict[str, float]()
+    for name, (task, variant) in known.items():
+        for (of, size), count in workers.items():
+            if of == name:
+                latency_s[name] = variant.profile.latency(size)
+                throughput = variant.profile.throughput(size)
+                assignments.append(
+                    Assignment(
+                        task.name, name, size, count, load[of, size], throughput, latency_s[name]
+                    )
+                )
+    root = problem.order[0].name
+    paths = []
+    for names, share in made.paths.get(root, {}).items():
+        product = 100 * math.prod(known[name][1].accuracy / 100 for name in names)
+        accuracy = problem.path_accuracies.get(names, product)
+        paths.append(PathShare(names, share, accuracy, sum(latency_s.get(n, 0.0) for n in names)))
+    paths.sort(key=lambda path: (-path.accuracy, path.variants))
+    step: Step = "hardware" if made.step == "cost" else made.step
+    found = Plan(
+        step,
+        tuple(assignments),
+        tuple(paths),
+        made.accuracy,
+        problem.planned_demand,
+        1 - made.served[root] if step == "share" else 0.0,
+        0,
+        made.gap,
+        "",
+    )
+    swaps = swaps_of(problem, found.loaded)
+    return replace(found, swaps=swaps, explanation=explain(problem, found, swaps))
 
 
 def capacity(problem: Problem, *, most_accurate: bool = False) -> float:
@@ -102,8 +187,14 @@ def capacity(problem: Problem, *, most_accurate: bool = False) -> float:
     Raises:
         RuntimeError: the solver found nothing within its time limit.
     """
-    free = replace(problem, demand=1.0, headroom_quantile=None)
-    solution = Program(free, most_accurate, served=math.inf).solve("share", None)
+    most = problem.workers * max(
+        v.profile.throughput(min(b, v.profile.max_batch_size))
+        for v in problem.order[0].variants
+        for b in problem.batch_sizes
+    )
+    asked = replace(problem, demand=most, headroom_quantile=None)
+    program = Program(as_auto(asked), most_accurate)
+    solution = program.solve("share")
     if not solution.found:
         raise RuntimeError(_NO_PLAN)
-    return solution.objective
+    return most * float(solution[program.share][0])

@@ -10,6 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 from ray_slo.core.arguments import Above0, Count, NonNegative, check_fields
+from ray_slo.core.demand import poisson_rate
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.trees import WAITING_FACTOR
 from ray_slo.planning.milp import Backend
@@ -55,10 +56,9 @@ class Problem:
         waiting_factor: time of a request at a task including the wait, as a multiple of the time of
             a batch. 2 is the paper's "SLO/2".
         communication_s: delay per server on the path, in seconds (§4.2).
-        any_route: whether every path through loaded configurations must be fast enough. Then a
-            variant has one batch size, y(i, k) in the paper. False is the published program. It
-            checks only the paths that it uses, although its routing tables (Algorithm 1) may form
-            any path.
+        any_route: true. Every path through loaded configurations is fast enough, and a variant has
+            one batch size. The published program checks only the paths that it uses, although its
+            routing tables (Algorithm 1) may form any path (`benchmarks/loki/published.py`).
         headroom_quantile: the plan is for this quantile of the arrivals in `headroom_period_s`, if
             these are Poisson at `demand`. None: the plan is for the mean, as in the paper.
         fits_alone: whether the requests that a single request at the root makes at a task must fit
@@ -100,6 +100,8 @@ class Problem:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if not self.any_route:
+            raise ValueError("any_route must be true: requests may take any path")
         if not self.batch_sizes or min(self.batch_sizes) < 1:
             raise ValueError(f"batch_sizes must be at least 1, got {self.batch_sizes}")
         self._check_tree()
@@ -162,14 +164,7 @@ class Problem:
         """The demand with its headroom, in requests per second."""
         if self.headroom_quantile is None:
             return self.demand
-        # The import takes 0.4 s, and every replica imports this module.
-        from scipy.stats import poisson
-
-        mean = self.demand * self.headroom_period_s
-        return max(
-            self.demand,
-            float(poisson.ppf(self.headroom_quantile, mean)) / self.headroom_period_s,
-        )
+        return poisson_rate(self.demand, self.headroom_quantile, self.headroom_period_s)
 
 
 def fastest(problem: Problem) -> float:

@@ -123,8 +123,7 @@ class Pipeline:
             `num_replicas`.
         ray_actor_options: Ray resources of a worker, e.g. {"num_gpus": 1}.
         planner: its name, or a dictionary with its name and other fields of `PlannerConfig`
-            (`ray_slo.serve.config`). Default, as in a config file: "loki", or "auto" if "loki"
-            cannot plan the application, for example with SLO classes. None: workers load all
+            (`ray_slo.serve.config`). Default, as in a config file: "auto". None: workers load all
             variants, and `policy` chooses.
         policy, policy_kwargs: by default "pipeline" with the planner "loki", else "auto".
         name: name of the deployment that answers, and name in metrics.

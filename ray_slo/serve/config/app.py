@@ -26,10 +26,11 @@ class PlannerConfig(StrictConfig):
     and "partition" decide which models (and, without `groups`, which workers) make a group.
 
     Attributes:
-        name: "auto" for any shape of application. It is the default if `max_replicas` of a kind is
-            given, or if there are groups and some model is in none of them; "loki" for one pipeline
-            on workers of one kind, the default there; "kairos" for requests of different sizes and
-            instance types under a budget, or "kairos_plus", which also simulates its candidates;
+        name: "auto" for any shape of application. It is the default if there is a pipeline, if
+            `max_replicas` of a kind is given, or if there are groups and some model is in none of
+            them; "loki" for one pipeline on workers of one kind, as in its paper; "kairos" for
+            requests of different sizes and instance types under a budget, or "kairos_plus", which
+            also simulates its candidates;
             "herd" (largest burst tolerance, sizes the groups itself) or "partition" (even loads on
             a fixed number of groups). Or a planner of your own, as "module:Class"
             (`ray_slo.serve.planner.plugin.PlannerPlugin`).
@@ -185,9 +186,8 @@ class AppConfig(Settings):
         groups: serving groups by name, each with its own workers and models, instead of `workers`.
         planner: decides how many workers there are, what each of them serves, and in which group.
             The default is "auto" if numbers of workers may change, some model is in no group, or
-            there are pipelines. It is "loki" for a single pipeline on one kind of workers. "herd"
-            and "partition" move models between groups, or make groups of `workers`. null: nothing
-            changes at run time, and every worker has all variants.
+            there are pipelines. "herd" and "partition" move models between groups, or make groups
+            of `workers`. null: nothing changes at run time, and every worker has all variants.
         policy: the policy that decides; see `PolicyConfig`. Each group has its own policy object.
             It is made from this, unless the group names another policy.
     """
@@ -257,11 +257,7 @@ class AppConfig(Settings):
         """The named planner, or the default one."""
         if self.planner is not None or "planner" in self.model_fields_set:
             return self.planner
-        workers, lone = list(self.kinds.values()), self.lone_pipeline
-        simple = len(workers) == 1 and workers[0].least_replicas > 0 and not self.groups
-        if lone is not None and simple and not lone.slo_classes and not lone.is_sized:
-            return PlannerConfig(name="loki")
-        scales = any(worker.most_replicas is not None for worker in workers)
+        scales = any(worker.most_replicas is not None for worker in self.kinds.values())
         listed = {model for group in self.groups.values() for model in group.models}
         places = bool(self.groups) and not listed >= self.served.keys()
         return PlannerConfig(name="auto") if scales or places or self.all_pipelines else None

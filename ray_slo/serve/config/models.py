@@ -194,14 +194,6 @@ class Served(StrictConfig):
         # The result of @ray_slo.deployment is accepted, too.
         return check_user_class(getattr(target, "user_class", target), bool(self.variants))
 
-    @property
-    def is_sized(self) -> bool:
-        """Whether its requests have sizes; False if its class cannot be imported here."""
-        try:
-            return hasattr(self.load(), "size")
-        except ValueError:  # `build_app` reports it
-            return False
-
     def without_code(self) -> Self:
         """The same without the user's classes and arguments."""
         bare: dict[str, Any] = {"callable": "", "args": (), "kwargs": {}, "user_config": None}

@@ -8,11 +8,9 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
-from ray_slo.core import LatencyProfile
 from ray_slo.core.documents import SloMs
 from ray_slo.core.explain import Misplaced
 from ray_slo.core.names import nearest
-from ray_slo.planning import loki
 from ray_slo.serve.config.common import SloClasses, StrictConfig, check_name
 from ray_slo.serve.config.models import ModelConfig, Served
 
@@ -197,11 +195,6 @@ class PipelineConfig(StrictConfig):
                 )
 
     @property
-    def is_sized(self) -> bool:
-        """Whether the requests of a task have sizes."""
-        return any(task.is_sized for task in self.tasks.values())
-
-    @property
     def parents(self) -> dict[str, str | None]:
         """Parent by task, parents before their children: the root comes first."""
         order: dict[str, str | None] = {n: None for n, t in self.tasks.items() if t.parent is None}
@@ -240,28 +233,6 @@ class PipelineConfig(StrictConfig):
     def measured_paths(self) -> dict[tuple[str, ...], float]:
         """`path_accuracies` by the variants as a tuple."""
         return {tuple(path.split("/")): value for path, value in self.path_accuracies.items()}
-
-    def loki_tasks(
-        self,
-        profile: Callable[[str], LatencyProfile],
-        factors: Mapping[str, Mapping[str, float]] | None = None,
-    ) -> tuple[loki.Task, ...]:
-        """The tasks for a `loki.Problem`.
-
-        Args:
-            profile: by the name of a variant.
-            factors: learned factors, by variant and child task; default: the expected ones.
-        """
-        made = {**self.factors, **(factors or {})}
-        answer = []
-        for name in self.parents:
-            task = self.tasks[name]
-            # A single network without a known accuracy does not reduce those of others.
-            only = 100.0 if task.accuracy is None else task.accuracy
-            own = {n: v.accuracy for n, v in task.variants.items()} or {name: only}
-            variants = tuple(loki.Variant(v, a, profile(v), made[v]) for v, a in own.items())
-            answer.append(loki.Task(name, variants, task.parent))
-        return tuple(answer)
 
     @property
     def paths(self) -> tuple[tuple[str, ...], ...]:

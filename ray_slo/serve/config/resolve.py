@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ray_slo.core.explain import explaining, validated
@@ -17,6 +17,7 @@ from ray_slo.serve.config.workers import homes_of
 from ray_slo.serve.planner.plugin import PLANNERS, PlannerPlugin, planner_class
 
 _PIPELINE = "pipeline"  # its arguments follow from the pipeline
+_SAME = ("communication_s",)  # values of the planner that this policy must share
 
 
 def parse_spec(data: dict[str, Any]) -> AppSpec:
@@ -160,19 +161,10 @@ def _policy(
         ValueError: it cannot serve them.
     """
     name, kwargs = given.name, given.kwargs
-    planned_by = None if planner is None else planner_class(planner.name)
-    if config.all_pipelines and planner is None and name == _PIPELINE:
-        raise ValueError(
-            "policy: 'pipeline' needs the routes of a planner, and there is none; choose another "
-            "policy, or the planner 'loki'"
-        )
-    if not config.all_pipelines and name == _PIPELINE:
-        raise ValueError("policy: 'pipeline' is for a pipeline, and there is none")
-    if planner is not None and planned_by is not None and planned_by.default_policy is not None:
-        name = name or planned_by.default_policy
-        if name == planned_by.default_policy:
-            kwargs = planned_by.policy_kwargs(config, planner, kwargs)
-    name = name or DEFAULT
+    if name is None:
+        name = DEFAULT if planner is None else planner_class(planner.name).default_policy
+    if name == _PIPELINE:
+        kwargs = _routed(config, planner, kwargs)
     if name == "auto" and stopping({model: config.served[model] for model in models}):
         kwargs = {"preempt": True, **kwargs}  # exit points say that networks may stop
     try:
@@ -183,6 +175,38 @@ def _policy(
         where = "policy" if group is None else f"groups.{group}.policy"
         raise ValueError(f"{where}: {str(error).removeprefix('policy: ')}") from None
     return spec
+
+
+def _routed(
+    config: AppConfig, planner: PlannerConfig | None, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments of the policy `pipeline`: the given ones, and those that follow from the
+    application.
+
+    Raises:
+        ValueError: it cannot serve the application, or a given argument follows from it.
+    """
+    lone = config.lone_pipeline
+    if not config.all_pipelines:
+        raise ValueError("policy: 'pipeline' is for a pipeline, and there is none")
+    if lone is None or config.groups:
+        raise ValueError(
+            "policy: 'pipeline' serves one pipeline and nothing else, on `workers`, and each task "
+            "must have its own code; choose another policy"
+        )
+    if planner is None:
+        raise ValueError(
+            "policy: 'pipeline' needs the routes of a planner, and there is none; choose another "
+            "policy, or the planner 'auto'"
+        )
+    kwargs = {"parents": lone.parents, "factors": lone.factors}
+    same = {key: planner.kwargs[key] for key in _SAME if key in planner.kwargs}
+    if wrong := sorted(given.keys() & {*kwargs, *same}):
+        raise ValueError(
+            f"policy.kwargs.{wrong[0]}: follows from the "
+            f"{'pipeline' if wrong[0] in kwargs else 'arguments of the planner'}; leave it out"
+        )
+    return {**kwargs, **same, **given}
 
 
 def _check_served(config: AppConfig) -> None:

@@ -6,10 +6,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ray_slo.core.names import nearest
-from ray_slo.core.trees import Tree, TreeTask
+from ray_slo.core.trees import Tree, TreeTask, root_and_class, stream_of
 from ray_slo.planning import auto
 from ray_slo.planning.auto import Demand, Kind, Model, Problem, Variant
 from ray_slo.planning.brains.auto import AutoBrain, AutoSetting
@@ -22,15 +22,23 @@ if TYPE_CHECKING:
     from ray_slo.serve.config.spec import AppSpec
     from ray_slo.serve.config.workers import WorkerConfig
 
-_MEASURED = {"models", "trees", "demand", "kinds", "present", "current"}
-_MEASURED |= {"group_of", "group_now", "allowed_groups"}
-_FIXED = {"waiting_factor"}  # for comparisons
-_LIVE = {"swap_cost": 0.1}  # a live plan does not reload networks without a gain
+FOLLOWS = {"models", "trees", "demand", "kinds", "present", "current"}
+FOLLOWS |= {"group_of", "group_now", "allowed_groups"}
+"""Fields of a problem that are measured, or follow from the application."""
+
+_FIXED = {"waiting_factor", "fits_alone", "headroom_quantile", "headroom_period_s"}
 _IDLE_S = 60.0  # least time before the last worker stops
 
 
 class Auto(PlannerPlugin):
-    Arguments = arguments_of(auto.Problem, without=_MEASURED | _FIXED)
+    """Plans any application.
+
+    Attributes:
+        settings: what `planner.kwargs` has if it does not say otherwise.
+    """
+
+    settings: ClassVar[Mapping[str, Any]] = {"swap_cost": 0.1}  # no reload without a gain
+    Arguments = arguments_of(auto.Problem, without=FOLLOWS | _FIXED)
     tunable = scales = chooses_groups = True
     assigns = False  # a policy that does not choose variants is composed, and follows the plan
     unused = frozenset({"memory_mb", "min_gain"})
@@ -40,11 +48,6 @@ class Auto(PlannerPlugin):
 
     @classmethod
     def check(cls, config: AppConfig, planner: PlannerConfig) -> None:
-        if config.policy.name == "pipeline":
-            raise ValueError(
-                "policy: 'pipeline' needs the routes of the planner 'loki'; choose another policy, "
-                "or that planner"
-            )
         given, kinds = cls.arguments(planner.kwargs), config.kinds
         free = [kind for kind, worker in kinds.items() if worker.rented is None]
         if given.get("budget_per_hour") is not None and free:
@@ -54,7 +57,8 @@ class Auto(PlannerPlugin):
             )
         for stream, rate in planner.rates.items():
             root, _, slo_class = stream.partition("@")
-            known = config.roots.get(root)
+            first = {pipeline.root: pipeline for pipeline in config.all_pipelines.values()}
+            known = config.roots.get(root) or first.get(root)
             if known is None or (slo_class and slo_class not in known.slo_classes):
                 raise ValueError(
                     f"planner.rates: {stream!r} is not a model or pipeline; there are "
@@ -67,7 +71,7 @@ class Auto(PlannerPlugin):
     @classmethod
     def arguments(cls, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         given = super().arguments(kwargs)
-        _check_arguments(given)
+        _check_arguments({**cls.settings, **given})
         return given
 
     @classmethod
@@ -93,7 +97,7 @@ class Auto(PlannerPlugin):
         may_idle = all(least == 0 for b in bounds.values() for least in (b or (1,))[:1])
         files, assigned = profiles_of_files(spec), _assigned(spec)
         return AutoSetting(
-            _problem(spec),
+            _problem(spec, {**cls.settings, **planner.kwargs}),
             {kind: worker.num_replicas for kind, worker in spec.workers.items()},
             frozenset(kind for kind, b in bounds.items() if b is not None),
             bool(assigned),
@@ -108,8 +112,8 @@ class Auto(PlannerPlugin):
         )
 
 
-def _problem(spec: AppSpec) -> Problem:
-    """Return the problem, without its measured values."""
+def _problem(spec: AppSpec, given: Mapping[str, Any]) -> Problem:
+    """Return the problem with these arguments, without its measured values."""
     planner = spec.planner
     assert planner is not None
     variants: dict[str, list[Variant]] = {name: [] for name in spec.models}
@@ -132,15 +136,26 @@ def _problem(spec: AppSpec) -> Problem:
     streams = [stream for tree in trees for stream, _ in tree.streams()]
     # An SLO class without a given rate gets a small one, until there are requests.
     usual = {s: 0.0 if "@" in s else 1.0 for s in streams}
+    usual |= _rates(planner.rates, spec.trees)
     return Problem(
         tuple(Model(name, tuple(its)) for name, its in variants.items()),
         trees,
-        {stream: Demand(planner.rates.get(stream, usual[stream])) for stream in streams},
+        {stream: Demand(usual[stream]) for stream in streams},
         tuple(kinds),
         group_of=spec.homes if spec.groups else {},
         allowed_groups=_allowed(spec),
-        **{**_LIVE, **planner.kwargs},
+        **given,
     )
+
+
+def _rates(rates: Mapping[str, float], trees: Mapping[str, Tree]) -> dict[str, float]:
+    """Return the rates by stream. The name of a pipeline's root task also means the pipeline."""
+    first = {tree.root: name for name, tree in trees.items()}
+    named = ((*root_and_class(stream), rate) for stream, rate in rates.items())
+    return {
+        stream_of(root if root in trees else first[root], slo_class): rate
+        for root, slo_class, rate in named
+    }
 
 
 def _allowed(spec: AppSpec) -> dict[str, tuple[str, ...]]:
@@ -166,7 +181,7 @@ def _in_time(tree: Tree, margin_s: float) -> Tree:
 
 def _assigned(spec: AppSpec) -> set[str]:
     """Return the kinds of workers for which the plan says what each one serves. They have variants
-    to choose from, and their policy follows the plan."""
+    to choose from and their policy follows the plan, or their policy makes routes from it."""
     found = set()
     trees = list(spec.trees.values())
     for kind, worker in spec.workers.items():
@@ -176,7 +191,8 @@ def _assigned(spec: AppSpec) -> set[str]:
         if worker.group is not None:
             its = {m for m in spec.models if spec.homes.get(m, worker.group) == worker.group}
         several = any(len(spec.models[model].variants) > 1 for model in its)
-        if several and follows_assignments(policy):
+        routes = getattr(policy, "for_pipelines", False)
+        if routes or (several and follows_assignments(policy)):
             found.add(kind)
     return found
 

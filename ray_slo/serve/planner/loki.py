@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from ray_slo.core import LatencyProfile
 from ray_slo.core.demand import HEADROOM_QUANTILE
-from ray_slo.core.names import nearest
-from ray_slo.planning import loki
-from ray_slo.planning.brains.loki import LokiBrain, LokiSetting
-from ray_slo.serve.config.files import profiles_of_files
-from ray_slo.serve.planner.plugin import PlannerPlugin, arguments_of
+from ray_slo.planning import auto
+from ray_slo.serve.planner.auto import FOLLOWS, Auto
+from ray_slo.serve.planner.plugin import arguments_of
 
 if TYPE_CHECKING:
     from ray_slo.serve.config.app import AppConfig, PlannerConfig
-    from ray_slo.serve.config.spec import AppSpec
-    from ray_slo.serve.config.workers import WorkerConfig
 
-_MEASURED = {"tasks", "demand", "workers", "slo_s", "path_accuracies", "current"}
-_FIXED = {"waiting_factor"}  # for comparisons
-_SAME = ("communication_s",)  # values that its policy must share
-
-# A live plan has room for Poisson arrivals, and does not reload networks for nothing.
-_LIVE = {"headroom_quantile": HEADROOM_QUANTILE, "swap_cost": 0.1}
+# What is not Loki's.
+_OURS = {"objective", "budget_per_hour", "sharing", "move_cost", "target_bad", "headroom"}
 
 
-class Loki(PlannerPlugin):
-    Arguments = arguments_of(loki.Problem, without=_MEASURED | _FIXED)
+class Loki(Auto):
+    """`auto` with Loki's settings: one variant per worker, and no room for bursts, except for a
+    quantile of the demand."""
+
+    Arguments = arguments_of(auto.Problem, without=FOLLOWS | _OURS | {"waiting_factor"})
+    settings: ClassVar[Mapping[str, Any]] = {
+        **Auto.settings,
+        "sharing": False,
+        "headroom": False,
+        "headroom_quantile": HEADROOM_QUANTILE,
+        "fits_alone": True,
+    }
     default_policy = "pipeline"
-    scales = True
-    unused = frozenset({"memory_mb", "min_gain"})
+    assigns = True
+    chooses_groups = reads_classes = False
+    reads_workers = frozenset()
 
     @classmethod
     def check(cls, config: AppConfig, planner: PlannerConfig) -> None:
@@ -60,78 +61,4 @@ class Loki(PlannerPlugin):
                 f"workers.{none[0]}.min_replicas must be at least 1 with the "
                 "planner 'loki', got 0; only the planner 'auto' allows 0"
             )
-        for task, rate in planner.rates.items():
-            if task != pipeline.root:
-                raise ValueError(
-                    f"planner.rates.{task}: only the root task, {pipeline.root!r}, can have a rate"
-                    f"{nearest(task, [pipeline.root])}"
-                )
-            if not 0 < rate < math.inf:
-                raise ValueError(f"planner.rates.{task} must be positive, got {rate}")
-        slo_s = pipeline.latency_slo_ms / 1e3
-        try:  # only the arguments are checked, so any profile will do
-            loki.Problem(
-                pipeline.loki_tasks(lambda _: LatencyProfile([slo_s])),
-                demand=1.0,
-                workers=sum(w.most_replicas or w.first_replicas for w in kinds.values()),
-                slo_s=slo_s,
-                path_accuracies=pipeline.measured_paths,
-                **cls.arguments(planner.kwargs),
-            )
-        except TypeError as error:
-            raise ValueError(f"planner.kwargs: {error}") from None
-        except ValueError as error:
-            said = str(error)
-            raise ValueError(
-                said if said.startswith("planner.kwargs") else f"planner.kwargs: {said}"
-            ) from None
-
-    @classmethod
-    def replica_bounds(cls, worker: WorkerConfig, planner: PlannerConfig) -> tuple[int, int] | None:
-        most = worker.most_replicas
-        return None if most is None else (worker.least_replicas, most)
-
-    @classmethod
-    def policy_kwargs(
-        cls, config: AppConfig, planner: PlannerConfig, given: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        pipeline = config.lone_pipeline
-        assert pipeline is not None
-        same = {key: planner.kwargs[key] for key in _SAME if key in planner.kwargs}
-        kwargs = {"parents": pipeline.parents, "factors": pipeline.factors}
-        if wrong := sorted(set(given) & {*kwargs, *same}):
-            raise ValueError(
-                f"policy.kwargs.{wrong[0]}: follows from the "
-                f"{'pipeline' if wrong[0] in kwargs else 'arguments of the planner'}; leave it out"
-            )
-        return {**kwargs, **same, **given}
-
-    @classmethod
-    def brain(cls, spec: AppSpec) -> LokiBrain:
-        return LokiBrain(cls.setting(spec))
-
-    @classmethod
-    def setting(cls, spec: AppSpec) -> LokiSetting:
-        ((_, pipeline),) = spec.pipelines.items()
-        planner = spec.planner
-        assert planner is not None
-        kind, worker = next(iter(spec.workers.items()))
-        slo_s = max(pipeline.latency_slo_ms - spec.response_margin_ms, 1.0) / 1e3
-        problem = loki.Problem(
-            pipeline.loki_tasks(lambda _: LatencyProfile([slo_s])),
-            planner.rates.get(pipeline.root, 1.0),
-            worker.most_replicas,
-            slo_s,
-            path_accuracies=pipeline.measured_paths,
-            **{**_LIVE, **planner.kwargs},
-        )
-        return LokiSetting(
-            problem,
-            kind,
-            worker.num_replicas,
-            worker.replica_bounds is not None,
-            planner.interval_s,
-            planner.demand,
-            planner.make_before_break,
-            profiles_of_files(spec),
-        )
+        super().check(config, planner)

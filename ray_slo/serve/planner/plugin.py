@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from ray_slo.core.documents import Strict
 from ray_slo.core.explain import validated
 from ray_slo.core.names import import_attr, nearest
+from ray_slo.policies.registry import DEFAULT
 
 if TYPE_CHECKING:
     from ray_slo.planning.brains.brain import Brain
@@ -36,8 +37,7 @@ class PlannerPlugin:
         Arguments: the fields of `planner.kwargs`.
         makes_groups: it plans serving groups, and does not decide what workers load.
         chooses_groups: it chooses the group of models that no group lists, and may move them.
-        default_policy: default policy of an application with this planner. None: the same one as
-            without a planner.
+        default_policy: default policy of an application with this planner.
         assigns: it decides which variants a worker serves, and for which share of the load.
         tunable: its arguments can be changed while it runs.
         interval_s: default time between plans, seconds.
@@ -53,7 +53,7 @@ class PlannerPlugin:
     makes_groups: ClassVar[bool] = False
     assigns: ClassVar[bool] = True
     chooses_groups: ClassVar[bool] = False
-    default_policy: ClassVar[str | None] = None
+    default_policy: ClassVar[str] = DEFAULT
     tunable: ClassVar[bool] = False
     interval_s: ClassVar[float] = 10.0
     unused: ClassVar[frozenset[str]] = frozenset()
@@ -75,18 +75,6 @@ class PlannerPlugin:
         """Return the least and largest number of workers of a kind that the planner may ask for.
         None: always `num_replicas`."""
         return None
-
-    @classmethod
-    def policy_kwargs(
-        cls, config: AppConfig, planner: PlannerConfig, given: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """Return the arguments of its default policy: the given ones, and those that follow from
-        the application.
-
-        Raises:
-            ValueError: an argument was given that follows from the application.
-        """
-        return dict(given)
 
     @classmethod
     def brain(cls, spec: AppSpec) -> Brain:

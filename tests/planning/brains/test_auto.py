@@ -10,6 +10,7 @@ from ray_slo.core.cluster import Assigned
 from ray_slo.core.trees import Tree, TreeTask
 from ray_slo.planning.auto import Demand, Kind, Model, Problem, Variant
 from ray_slo.planning.brains.auto import AutoBrain, AutoSetting
+from ray_slo.planning.brains.auto_jobs import best
 from ray_slo.planning.brains.brain import Counts, NotYet, Seen, WorkerSays
 from ray_slo.planning.brains.known import Known
 
@@ -229,7 +230,7 @@ def test_how_long_workers_take_to_start_is_known():
 SECONDS = {"det": 0.02, "large": 0.05, "small": 0.01}
 
 
-def tree(most=4, rate=10.0, kinds=("cpu",), **setting):
+def tree(most=4, rate=10.0, kinds=("cpu",), slo_s=1.0, accuracy_floor=0.0, **setting):
     problem = Problem(
         (
             Model("detect", (Variant("det", 90.0, {}),)),
@@ -242,11 +243,12 @@ def tree(most=4, rate=10.0, kinds=("cpu",), **setting):
                     TreeTask("detect", "detect", None, {"det": {"name": 1.0}}),
                     TreeTask("name", "name", "detect"),
                 ),
-                {"": 1.0},
+                {"": slo_s},
             ),
         ),
         {"photo": Demand(rate)},
         tuple(Kind(kind, 1, most) for kind in kinds),
+        accuracy_floor=accuracy_floor,
         batch_sizes=(1,),
         sharing=False,
         headroom=False,
@@ -305,6 +307,27 @@ def test_workers_have_what_the_plan_says_and_those_that_start_what_they_will_nee
     # It is ready: it serves what it loaded before there is another plan.
     now = seen_of(says("a", *SECONDS), says("b", started), says("c", ready=False), profiles=TREE)
     assert variants_of(host.brain.wanted(host.now, now, False))["b"] == (started,)
+
+
+@pytest.mark.parametrize(
+    ("slo_s", "floor", "planned"),
+    [
+        (0.07, 0.0, [("det",), ("small",)]),  # 2 · (20 + 10) ms
+        (0.055, 0.0, [("det",), ("small",)]),  # 20 + 10 ms: in time, if nobody waits
+        (0.025, 0.0, [("det", "small")]),  # too slow, but the client may bring a longer SLO
+        (0.025, 50.0, []),  # it does not want the fastest at any accuracy
+    ],
+)
+def test_an_slo_that_leaves_no_time_to_wait_is_served_as_far_as_possible(slo_s, floor, planned):
+    host = Host(
+        tree(slo_s=slo_s, accuracy_floor=floor), seen_of(says("a", *SECONDS), profiles=TREE)
+    )
+    verdict = host.plan()
+    assert (verdict.shortfall is None) == (slo_s > 0.06)
+    if verdict.shortfall is not None:
+        assert "the SLO of photo, 0.0" in verdict.shortfall and "is too short" in verdict.shortfall
+    slots = best(host.brain._solved.whole).slots
+    assert sorted({tuple(sorted(slot.variants)) for slot in slots}) == planned
 
 
 def test_who_alone_serves_a_task_goes_on_until_another_can():

@@ -7,8 +7,6 @@ from functools import partial
 import pytest
 
 import ray_slo
-from ray_slo.core import LatencyProfile
-from ray_slo.planning import loki
 from ray_slo.policies.price import Price
 from ray_slo.serve.app.build import build_app_from_spec
 from ray_slo.serve.config.resolve import parse_spec
@@ -89,14 +87,27 @@ def test_tasks_are_models_to_everybody_below():
     assert list(spec.pipelines["pipeline"].parents.items()) == [("find", None), ("spell", "find")]
 
 
-def test_defaults_are_loki_and_its_policy():
+def test_the_default_planner_and_its_policy_are_auto():
     spec = parse_spec(args())
-    assert (spec.planner.name, spec.planner.interval_s) == ("loki", 10)
-    assert spec.policy.name == "pipeline"
-    assert spec.policy.kwargs == {
-        "parents": {"find": None, "spell": "find"},
-        "factors": {"f0": {"spell": 1.0}, "f1": {"spell": 1.0}, "s0": {}},
-    }
+    assert (spec.planner.name, spec.planner.interval_s) == ("auto", 10)
+    assert (spec.policy.name, spec.policy.kwargs) == ("auto", {})
+
+
+ROUTES = {
+    "parents": {"find": None, "spell": "find"},
+    "factors": {"f0": {"spell": 1.0}, "f1": {"spell": 1.0}, "s0": {}},
+}
+
+
+@pytest.mark.parametrize(
+    "given", [{"planner": "loki"}, {"policy": "pipeline"}], ids=["loki", "auto"]
+)
+def test_the_policy_pipeline_knows_the_tree_whatever_plans_it(given):
+    spec = parse_spec(args(**given))
+    assert (spec.policy.name, spec.policy.kwargs) == ("pipeline", ROUTES)
+
+
+def test_arguments_of_loki_and_its_policy():
     spec = parse_spec(
         args(
             planner={"name": "loki", "kwargs": {"communication_s": 0.003, "batch_sizes": [1, 2]}},
@@ -127,15 +138,6 @@ def test_factors_of_variants_tasks_and_none():
         "s0": {},
         "more": {},
     }
-    tasks = pipeline.loki_tasks(lambda name: LatencyProfile([0.1]), {"f0": {"spell": 2.0}})
-    assert [(t.name, t.parent, [v.name for v in t.variants]) for t in tasks] == [
-        ("find", None, ["f0", "f1"]),
-        ("spell", "find", ["s0"]),
-        ("more", "find", ["more"]),
-    ]
-    assert tasks[0].variants[0].factors == {"spell": 2.0}
-    assert tasks[2].variants[0].accuracy == 50
-    assert loki.Problem(tasks, demand=1, workers=3, slo_s=1).order[0].name == "find"
 
 
 def test_accuracies_of_paths():
@@ -224,8 +226,20 @@ def test_for_the_scheduler_there_is_no_user_code():
             args(policy="pipeline", planner=None),
             "policy: 'pipeline' needs the routes of a planner, and there is none",
         ),
-        (args(policy={"kwargs": {"x": 1}}), "policy 'pipeline' has no argument x"),
-        (args(policy={"kwargs": {"parents": {}}}), "policy.kwargs.parents: follows from the pipe"),
+        (args(policy={"kwargs": {"x": 1}}), "policy 'auto' has no argument x"),
+        (args(planner="loki", policy={"kwargs": {"x": 1}}), "policy 'pipeline' has no argument x"),
+        (
+            args(policy={"name": "pipeline", "kwargs": {"parents": {}}}),
+            "policy.kwargs.parents: follows from the pipe",
+        ),
+        (
+            args(models={"m": {"callable": Plain, "latency_slo_ms": 9}}, policy="pipeline"),
+            "policy: 'pipeline' serves one pipeline and nothing else, on `workers`",
+        ),
+        (
+            args(groups={"g": {}}, policy="pipeline"),
+            "policy: 'pipeline' serves one pipeline and nothing else, on `workers`",
+        ),
         (
             args(
                 policy={"kwargs": {"communication_s": 0.002}},
@@ -245,12 +259,12 @@ def test_for_the_scheduler_there_is_no_user_code():
         (loki_args(kwargs={"waiting_factor": 3}), "planner.kwargs.waiting_factor: unknown key"),
         (
             loki_args(kwargs={"headroom_quantile": 1.5}),
-            "planner.kwargs: headroom_quantile must be above 0 and below 1, got 1.5",
+            "planner.kwargs.headroom_quantile must be above 0 and below 1, got 1.5",
         ),
         (loki_args(kwargs={"max_swaps": "x"}), "planner.kwargs.max_swaps: must be a whole number"),
         (loki_args(min_gain=1), "planner.min_gain: not for the planner 'loki'"),
         (loki_args(demand="mean"), "planner.demand: must be one of ewma, peak, holt, got"),
-        (loki_args(rates={"spell": 1}), "rates.spell: only the root task, 'find', can have a rate"),
+        (loki_args(rates={"spell": 1}), "planner.rates: 'spell' is not a model or pipeline; there"),
         (loki_args(rates={"find": 0}), "planner.rates.find must be positive, got 0"),
         (loki_args({"max_replicas": 0}), "workers.default.max_replicas: must be from 1"),
         (
@@ -390,7 +404,7 @@ def python(**options):
 
 def test_from_python():
     spec = python(max_replicas=4, num_replicas=2, join=join, retries=7).spec()
-    assert (spec.deployment_name, spec.retries, spec.planner.name) == ("words", 7, "loki")
+    assert (spec.deployment_name, spec.retries, spec.planner.name) == ("words", 7, "auto")
     assert spec.models["find"].max_batch_size == 4
     assert spec.pipelines["words"].factors == {"find": {"spell": 3.0}, "s0": {}}
     assert spec.pipelines["words"].join is join

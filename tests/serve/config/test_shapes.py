@@ -137,7 +137,7 @@ def test_one_pipeline_has_a_short_form():
     assert list(long.trees) == ["read", "p"]
     alone = {"tasks": {"spot": {"callable": Plain}}, "latency_slo_ms": 200}
     lone = parse_spec({"pipelines": {"p": alone}})
-    assert (lone.deployment_name, lone.planner.name, lone.policy.name) == ("p", "loki", "pipeline")
+    assert (lone.deployment_name, lone.planner.name, lone.policy.name) == ("p", "auto", "auto")
 
 
 def test_joins_are_by_task():
@@ -226,7 +226,7 @@ def test_whatever_is_wrong_with_the_code_the_field_is_named():
             args(planner={"name": "kairos", "kwargs": {"budget_per_hour": 1}}),
             "planner.name: 'kairos' cannot plan a pipeline",
         ),
-        (args(policy="pipeline"), "'pipeline' needs the routes of a planner, and there is none"),
+        (args(policy="pipeline"), "policy: 'pipeline' serves one pipeline and nothing else"),
     ],
 )
 def test_mistakes_name_field_value_and_choices(wrong, says):
@@ -279,8 +279,6 @@ def test_a_pipeline_from_python_has_classes():
         [ray_slo.Task("find", Plain)], latency_slo_ms=100, slo_classes={"bulk": 900}
     )
     assert planned.spec().planner.name == "auto"
-    plain = ray_slo.Pipeline([ray_slo.Task("find", Plain)], latency_slo_ms=100)
-    assert plain.spec().planner.name == "loki"
 
 
 @pytest.mark.parametrize(

@@ -44,12 +44,13 @@ def setting_of(**fields):
     return Auto.setting(spec_of(**fields))
 
 
-def test_it_plans_whatever_scales_and_pipelines_that_loki_cannot():
+def test_it_plans_whatever_scales_and_pipelines():
     assert spec_of().planner.name == "auto"
     assert spec_of(workers={"w": {}}).planner is None
     assert spec_of(models={"m": MODEL, "n": MANY}).planner.name == "auto"
     alone = {"models": {}, "pipelines": {"p": PIPELINE}}
-    assert spec_of(**alone).planner.name == "loki"
+    assert spec_of(**alone).planner.name == "auto"
+    assert spec_of(**alone, workers={"w": {}}).planner.name == "auto"
     two = {"a": {"max_replicas": 2}, "b": {"max_replicas": 2}}
     assert spec_of(**alone, workers=two).planner.name == "auto"
     none = {"a": {"min_replicas": 0, "max_replicas": 2}}
@@ -130,6 +131,8 @@ def test_no_worker_is_needed_only_where_none_of_any_kind_is():
 def test_policies_that_do_not_choose_variants_go_by_its_assignments():
     assert not setting_of(models={"m": MANY}).assigns
     assert not setting_of(models={"m": MODEL}, policy="flex").assigns
+    lone = {"models": {}, "pipelines": {"p": PIPELINE}}
+    assert setting_of(**lone, policy="pipeline").assigns  # it makes routes from the assignments
 
 
 def test_serve_follows_it_at_once_as_it_waits_itself():
@@ -167,10 +170,6 @@ def test_its_brain_is_made():
         ({"planner": {"name": "auto", "rates": {"m@gold": 1}}}, "planner.rates: 'm@gold'"),
         ({"planner": {"name": "auto", "rates": {"m": 0}}}, "planner.rates.m must be positive"),
         ({"planner": {"name": "auto", "min_gain": 0.2}}, "min_gain: not for the planner 'auto'"),
-        (
-            {"models": {}, "pipelines": {"p": PIPELINE}, "planner": "auto", "policy": "pipeline"},
-            "policy: 'pipeline' needs the routes of the planner 'loki'",
-        ),
     ],
 )
 def test_mistakes_are_named(fields, says):

@@ -135,6 +135,6 @@ def test_what_serve_is_told():
     )
     config = autoscaling(spec, "default")
     assert (config.min_replicas, config.initial_replicas, config.max_replicas) == (1, 2, 5)
-    assert (config.upscale_delay_s, config.downscale_delay_s) == (0.0, 7.0)
+    assert (config.upscale_delay_s, config.downscale_delay_s) == (0.0, 0.0)  # the brain waits
     made = config.policy.get_policy()(**config.policy.policy_kwargs)
     assert isinstance(made, PlanAutoscaling)
