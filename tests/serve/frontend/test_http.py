@@ -367,16 +367,16 @@ def test_a_bomb_is_not_unpacked():
         tracemalloc.stop()
     assert peak < 4_000_000
     with pytest.raises(ValueError, match="more than 1000 parts"):
-        decoded(gzip.compress(b"") * 1001, "gzip", 1000)
+        decoded(gzip.compress(b"", mtime=0) * 1001, "gzip", 1000)
 
 
 @pytest.mark.parametrize(
     ("coding", "body", "says"),
     [
         ("gzip", b"[1, 2]", "incorrect header"),
-        ("gzip", gzip.compress(b"[1, 2]")[:-1], "too early"),
+        ("gzip", gzip.compress(b"[1, 2]", mtime=0)[:-1], "too early"),
         ("gzip", b"", "too early"),
-        ("gzip", gzip.compress(b"1") + b"2", "incorrect header|too early"),
+        ("gzip", gzip.compress(b"1", mtime=0) + b"2", "incorrect header|too early"),
         ("deflate", zlib.compress(b"1") + b"2", "more bytes follow"),
         ("deflate", b"\xff\xff", "invalid"),
     ],
