@@ -511,7 +511,7 @@ def test_quick_variants_are_kept_in_reserve_where_there_is_memory(room_mb, floor
             room_mb={"cpu": room_mb},
         ),
     )
-    host.brain.tune({"accuracy_floor": floor})
+    host.brain.tune({"accuracy_floor": floor, "headroom": True})
     host.plan()
     for _ in range(3):  # what is not wanted goes before the reserve comes
         told = host.step()
