@@ -26,7 +26,7 @@ CODE_LINES = {
     "demo": 2274,
     "load": 599,
     "models": 2515,
-    "planning": 9066,  # auto has what loki needs; its own brain goes with simulate_pipeline
+    "planning": 9069,  # auto has what loki needs; its own brain goes with simulate_pipeline
     "policies": 6571,
     "record": 948,
     "serve": 2153,  # two times after a deadline, once for frontends and HAProxy
