@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 import uuid
 from typing import Any
@@ -40,6 +41,9 @@ _TICK_S = 0.25
 # the scheduler itself does not run, and then the missing polls are not the client's fault.
 _UNREAD_TICKS = 4
 _SILENT_TICKS = round(_CLIENT_GONE_S / _TICK_S)
+# Workers finished batches for this scheduler so many seconds ago: it serves. It is believed if this
+# process did not stand still lately, at most once in the last time.
+_SERVED_S, _STOOD_S, _STEADY_S, _ONCE_S = 0.25, 0.4, 2.0, 30.0
 
 
 class _Mailbox:
@@ -94,7 +98,8 @@ class SchedulerActor(AppActor):
         self._mailboxes: dict[str, _Mailbox] = {}
         self._decisions = Decisions(app_key, name_of(spec.policy.name))
         self._metrics = SchedulerMetrics(app_key)
-        self._last_contact = time.monotonic()
+        self._last_contact = self._ticked_at = time.monotonic()
+        self._served_at = self._stood_at = self._stayed_at = -math.inf
         self._listener: asyncio.Task[Listener] | None = None
         with contextlib.suppress(Exception):  # imports, before the first request waits for them
             new_policy(spec)
@@ -102,10 +107,27 @@ class SchedulerActor(AppActor):
     def _hear(self, highest: int = 0) -> None:
         """Note that a client or worker is there, and the highest term that it knows."""
         self._start()
-        self._last_contact = time.monotonic()
-        if self._lease.heard(highest):
+        now = self._last_contact = time.monotonic()
+        if not self._lease.heard(highest):
+            return
+        self._end_scheduler()
+        if self._serves(now):
+            self._stayed_at = now
+            self._lease.renew()
+            self._begin_scheduler()
+            said = "a scheduler that was cut off led, with term %d; this one serves, and leads on"
+            logger.warning(said, highest)
+        else:
             logger.warning("another scheduler leads, with term %d; this one is its spare", highest)
-            self._end_scheduler()
+
+    def _serves(self, now: float) -> bool:
+        """Return whether workers serve for this scheduler now. Then its frontends were never told
+        that it is silent: the other one was cut off from them, and chosen by those on its side. Its
+        connections may take as long again as it was away until they work."""
+        if now - self._ticked_at > _STOOD_S:
+            self._stood_at = now
+        is_steady = now - self._stood_at > _STEADY_S and now - self._stayed_at > _ONCE_S
+        return is_steady and now - self._served_at < _SERVED_S
 
     async def lead(self, client: str, highest: int) -> None:
         """Begin to lead, if the actor does not lead, and tell the client.
@@ -238,6 +260,7 @@ class SchedulerActor(AppActor):
     async def report(self, report: BatchReport) -> None:
         self._hear()
         if self._scheduler is not None:
+            self._served_at = time.monotonic()
             self._scheduler.report(report)
 
     async def capacity(self) -> dict[str, Capacity]:
@@ -281,6 +304,9 @@ class SchedulerActor(AppActor):
         self._decisions.gone(client)
 
     def _step(self, now: float) -> None:
+        if now - self._ticked_at > _STOOD_S:
+            self._stood_at = now
+        self._ticked_at = now
         for client, box in list(self._mailboxes.items()):
             if box.tick():
                 logger.warning(

@@ -9,6 +9,9 @@ A scheduler uses only workers that have told it that they obey it (`Heartbeat.le
 obeys one scheduler at a time, the one with the highest term. It changes when its batches of the
 earlier scheduler are over, and refuses later pieces of that scheduler's batches. So two schedulers
 never book a worker at the same time, and one that returns after a pause is not obeyed.
+
+Frontends that are cut off with one of the two actors choose it, with a higher term. When they come
+back, the actor that serves the others takes a higher term still (`SchedulerActor._serves`).
 """
 
 from __future__ import annotations

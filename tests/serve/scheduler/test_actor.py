@@ -232,6 +232,23 @@ async def test_the_scheduler_of_an_older_release_grants_nothing_more():
         assert [grant.request_ids for grant in await client.poll()] == [(1,)]
 
 
+@pytest.mark.parametrize(("after_s", "term"), [(0.1, 6), (0.5, 0)])
+@in_loop
+async def test_one_that_serves_leads_on_when_one_that_was_cut_off_comes_back(after_s, term):
+    async with running() as actor:
+        (client,) = await acquainted(actor, "client")
+        await client.submit(1)
+        (grant,) = await client.poll()
+        await actor.report(report(grant))
+        asyncio.get_running_loop().now += after_s
+        epoch, *_ = await actor.poll("client", client.epoch, client.acked, "", 5)
+        assert (await actor.status())["term"] == term
+        if term:  # only once: the other one may serve, too
+            await actor.poll("client", epoch, 0, "", 7)
+            assert (await actor.status())["term"] == 0
+        actor._begin_scheduler()  # for the end of the block
+
+
 # -- frontends' own channels, stopped and let go at random ----------------------------------
 
 
