@@ -37,13 +37,13 @@ import numpy as np
 from benchmarks.harness.plots import saved
 from benchmarks.harness.rows import Row
 from benchmarks.live.load import Calls, learned
+from benchmarks.loki import terms as loki
+from benchmarks.loki.systems import simulate
 from deployments.ocr import Detect, Recognise
 from deployments.ocr.app import SIDES
 from ray_slo.core import LatencyProfile
-from ray_slo.planning import loki
 from ray_slo.planning.result import Infeasible
 from ray_slo.serve.config.pipeline import PipelineConfig
-from ray_slo.simulation import simulate_pipeline
 from ray_slo.simulation.arrivals import Times, Trace
 from ray_slo.simulation.workloads import Workload
 
@@ -315,10 +315,9 @@ def why(error: Exception) -> str:
 
 def simulated(known: dict[str, LatencyProfile], times: np.ndarray[Any, Any]) -> list[Row]:
     """Simulate the same arrivals, and return the rows."""
-    report = simulate_pipeline(
-        problem_of(known),
+    report = simulate(
+        replace(problem_of(known), demand=TRICKLE),
         Workload(arrivals=Times(times_s=times.tolist())),
-        initial_demand=TRICKLE,
         interval_s=INTERVAL_S,
         start_s=START_S,
         load_s=LOAD_S,

@@ -6,8 +6,8 @@ import csv
 from collections.abc import Collection, Mapping
 
 from benchmarks.harness.data import published
+from benchmarks.loki.terms import Task, Variant
 from ray_slo.core.profiles import LatencyProfile
-from ray_slo.planning.loki import Task, Variant
 
 DETECT, CARS, FACES = "object_detection", "car_classification", "facial_recognition"
 SOURCE, CAPTIONS = "source", "image_captioning"

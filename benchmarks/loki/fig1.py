@@ -19,10 +19,10 @@ from pathlib import Path
 
 from benchmarks.harness.plots import saved
 from benchmarks.harness.rows import Row
+from benchmarks.loki import terms as loki
 from benchmarks.loki.data import traffic
-from benchmarks.loki.systems import HEADROOM, best_plan, capacities, problem
-from ray_slo.planning import loki
-from ray_slo.simulation import Workload, simulate_pipeline
+from benchmarks.loki.systems import HEADROOM, best_plan, capacities, problem, simulate
+from ray_slo.simulation import Workload
 
 SOURCE = "Loki §1, Figure 1"
 DROP, PAPER_GAIN = 13.0, 2.7
@@ -70,11 +70,10 @@ def _point(asked: loki.Problem, demand: float, simulated: bool) -> list[Row]:
     for name, task in zip(("detector", "classifier"), asked.order, strict=True):
         rows.append(Row(case, f"accuracy, {name}", "%", _of_task(made, task)))
     if simulated:
-        report = simulate_pipeline(
+        report = simulate(
             replace(asked, headroom_quantile=HEADROOM),
             Workload.poisson(demand),
             duration_s=DURATION_S,
-            initial_demand=demand,
             interval_s=2 * DURATION_S,
             check_s=2 * DURATION_S,
             seed=asked.seed,

@@ -21,15 +21,14 @@ has to start servers first can follow that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from benchmarks.harness.rows import Row
+from benchmarks.loki import terms as loki
 from benchmarks.loki.data import social_media, trace
 from benchmarks.loki.systems import SERVERS, SYSTEMS, TIMES, Day, compare, plot_days, problem
-from benchmarks.peers.proteus import Proteus
-from ray_slo.planning import loki
-from ray_slo.planning.result import Infeasible
+from benchmarks.peers.proteus import ProteusBrain
+from ray_slo.planning import auto
 
 SOURCE = "Loki §6.2, Figure 6"
 ASKED = [
@@ -55,19 +54,13 @@ PAPER = {
 }
 
 
-class _Proteus:
+class _Proteus(ProteusBrain):
     """Proteus with twice the SLO, so that each task that takes time gets the whole SLO."""
 
-    def __init__(self) -> None:
-        self._made = Proteus()
-
-    def observe(self, now: float, rates: Mapping[str, float]) -> None:
-        self._made.observe(now, rates)
-
-    def __call__(
-        self, asked: loki.Problem, last: loki.Plan | None = None
-    ) -> loki.Plan | Infeasible[loki.Plan]:
-        return self._made(replace(asked, slo_s=2 * asked.slo_s), last)
+    def asked(self, problem: auto.Problem) -> auto.Problem:
+        (tree,) = problem.trees
+        slos_s = {name: 2 * slo_s for name, slo_s in tree.slos_s.items()}
+        return replace(problem, trees=(replace(tree, slos_s=slos_s),))
 
 
 def run(quick: bool, seed: int) -> list[Row]:

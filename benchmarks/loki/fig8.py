@@ -14,9 +14,9 @@ and recogniser together are too slow, so there is no hardware scaling at all.
 from __future__ import annotations
 
 from benchmarks.harness.rows import Row
+from benchmarks.loki import terms as loki
 from benchmarks.loki.data import CARS, FACES, trace, traffic
 from benchmarks.loki.systems import WINDOW_S, Day, problem
-from ray_slo.planning import loki
 
 SOURCE = "Loki §6.4, Figure 8"
 STEP_S, EVERY, QUICK = 4.0, 2, slice(195, 200)

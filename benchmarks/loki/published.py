@@ -1,4 +1,4 @@
-"""Loki's own program (§4), beside which `planning.loki` is tested: `plan(problem)`.
+"""Loki's own program (§4), beside which `benchmarks.loki.terms` is tested: `plan(problem)`.
 
 *Linear form.* A *configuration* is a task's variant with a batch size. x is the number of workers
 of each configuration. So the throughput of a configuration is a constant (Eq. 2), and its latency
@@ -27,8 +27,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ray_slo.planning.loki.plans import Assignment, PathShare, Plan, Step, explain, swaps_of
-from ray_slo.planning.loki.problem import Problem, Task, Variant, cost, least_rest
+from benchmarks.loki.terms.plans import Assignment, PathShare, Plan, Step, explain, swaps_of
+from benchmarks.loki.terms.problem import Problem, Task, Variant, cost, least_rest
 from ray_slo.planning.milp import Floats, Indices, Milp, Solution
 
 EPS = 1e-6

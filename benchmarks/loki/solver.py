@@ -30,11 +30,12 @@ from importlib.util import find_spec
 
 from benchmarks.harness.rows import Row
 from benchmarks.loki import published
+from benchmarks.loki import terms as loki
 from benchmarks.loki.data import CARS, FACES, traffic
 from benchmarks.loki.systems import best_plan, capacities
-from ray_slo.planning import loki
+from benchmarks.loki.terms.plans import workers_of
 from ray_slo.planning.milp import Backend
-from ray_slo.planning.routing import most_accurate_first, workers_of
+from ray_slo.planning.routing import most_accurate_first
 
 SOURCE = "Loki §4, §6.5, Figure 1"
 ASKED = [

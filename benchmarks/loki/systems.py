@@ -11,8 +11,9 @@ others. A worker needs 2 s to start, and 1 s to load a variant while it serves t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +21,13 @@ import numpy as np
 
 from benchmarks.harness.plots import saved
 from benchmarks.harness.rows import Row
-from benchmarks.peers.inferline import inferline
-from benchmarks.peers.proteus import Proteus
-from ray_slo.planning import loki
+from benchmarks.loki import terms as loki
+from benchmarks.peers.inferline import InferLineBrain
+from benchmarks.peers.proteus import ProteusBrain
+from ray_slo.planning.brains.auto import AutoBrain
 from ray_slo.planning.result import Infeasible
-from ray_slo.simulation import PipelineReport, Trace, Workload, simulate_pipeline
+from ray_slo.simulation import ApplicationReport, Trace, Workload, simulate_application
+from ray_slo.simulation.application import auto_brain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,10 +40,10 @@ TIMES: Mapping[str, Any] = {
     "load_s": 1.0,
     "start_s": 2.0,
 }
-SYSTEMS: dict[str, Callable[[], Any]] = {
-    "ours": lambda: loki.plan,
-    "InferLine": lambda: inferline,
-    "Proteus": Proteus,
+SYSTEMS: dict[str, type[AutoBrain]] = {
+    "ours": AutoBrain,
+    "InferLine": InferLineBrain,
+    "Proteus": ProteusBrain,
 }
 OFF_PEAK = 0.15
 SERIES = (("accuracy", "accuracy", "%"), ("servers", "servers", ""), ("violations", "missed", "%"))
@@ -83,21 +86,21 @@ class Day:
     rates: Sequence[float]
     step_s: float
     unseen: int = 0
-    systems: Mapping[str, Callable[[], Any]] = field(default_factory=lambda: SYSTEMS)
+    systems: Mapping[str, type[AutoBrain]] = field(default_factory=lambda: SYSTEMS)
     times: Mapping[str, Any] = field(default_factory=lambda: TIMES)
     peak: float = 0.9
 
-    def run(self, system: str, seed: int, **times: Any) -> PipelineReport:
+    def run(self, system: str, seed: int, **times: Any) -> ApplicationReport:
         """Run one system over the whole day."""
-        return simulate_pipeline(
+        return simulate(
             self.problem,
             Workload(arrivals=Trace(rates=list(self.rates), interval_s=self.step_s)),
-            planner=self.systems[system](),
+            self.systems[system],
             seed=seed,
             **{**self.times, **times},
         )
 
-    def windows(self, report: PipelineReport) -> pd.DataFrame:
+    def windows(self, report: ApplicationReport) -> pd.DataFrame:
         """Return `PipelineReport.windows` with the trace's least and largest rate, and the phase.
 
         The phase of a window says whether hardware scaling alone suffices for its rates.
@@ -125,6 +128,31 @@ def problem(tasks: tuple[loki.Task, ...], seed: int, **fields: Any) -> loki.Prob
     """Return a problem with the shared setting, which `fields` may override."""
     shared = {"workers": SERVERS, "slo_s": SLO_S, "headroom_quantile": HEADROOM}
     return loki.Problem(tasks, 0.0, seed=seed, **{**shared, **fields})
+
+
+def simulate(
+    asked: loki.Problem,
+    workload: Workload,
+    system: type[AutoBrain] = AutoBrain,
+    *,
+    make_before_break: bool = True,
+    **times: Any,
+) -> ApplicationReport:
+    """Run a pipeline with the policy `pipeline`. The first plan is for `asked.demand`; if that is
+    0, for the arrivals in the first interval."""
+    problem = loki.as_auto(asked)
+    if not asked.demand:
+        problem = replace(problem, demand={})
+
+    kept = {"interval_s": times.get("interval_s", 10.0), "make_before_break": make_before_break}
+    (root,) = problem.streams
+    return simulate_application(
+        problem,
+        {root: workload},
+        policy="pipeline",
+        planner=partial(auto_brain, brain=system, **kept),
+        **times,
+    )
 
 
 def planned_for(asked: loki.Problem, capacity: float) -> float:

@@ -22,12 +22,13 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.harness.rows import Row
+from benchmarks.loki import terms as loki
 from benchmarks.loki.data import CARS, FACES, traffic
 from benchmarks.loki.published import plan
 from benchmarks.loki.systems import best_plan
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.trees import Tree, TreeTask
-from ray_slo.planning import auto, loki
+from ray_slo.planning import auto
 from ray_slo.planning.result import Infeasible
 
 SOURCE = "Loki §4, ray-slo"

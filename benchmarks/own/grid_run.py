@@ -101,9 +101,6 @@ def _application(cell: Cell, setting: Setting, requests: float, seed: int) -> di
     told, real = served.problem(served.learned), served.problem()
     tree = told.trees[0]
     arguments = _arguments(cell, setting)
-    if setting.planned:
-        factors = {v: f for task in tree.tasks for v, f in task.factors.items()}
-        arguments |= {"parents": tree.parents, "factors": factors}
     duration_s = cell.warmup_s + cell.measured_s(requests)
     report = simulate_application(
         told,

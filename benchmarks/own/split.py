@@ -211,16 +211,10 @@ class Hand:
                 return 0.0
             problem = replace(problem, kinds=tuple(kinds), models=_on(problem.models, kinds))
             truth = _on(truth, kinds)
-        tree = problem.trees[0]
-        told: dict[str, Any] = {}
-        if setup.policy == "pipeline":
-            factors = {v: f for t in tree.tasks for v, f in t.factors.items()}
-            told = {"parents": tree.parents, "factors": factors}
         report = simulate_application(
             problem,
             case.workloads,
             policy=setup.policy,
-            policy_kwargs=told,
             planner=loki_of if setup.loki else None,
             duration_s=case.duration_s,
             interval_s=5.0,

@@ -11,19 +11,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ray_slo.planning import loki
-from ray_slo.planning.result import Infeasible
+from ray_slo.planning import auto
+from ray_slo.planning.brains.auto import AutoBrain, AutoSetting
+from ray_slo.planning.brains.auto_jobs import best
 
 
-def inferline(
-    problem: loki.Problem, last: loki.Plan | None = None
-) -> loki.Plan | Infeasible[loki.Plan]:
-    """A planner for `simulate_pipeline`: `loki.plan` with the most accurate variants only."""
-    tasks = tuple(
-        replace(t, variants=(max(t.variants, key=lambda v: v.accuracy),)) for t in problem.tasks
-    )
-    current = problem.current
-    if current is not None:
-        kept = {(t.name, t.variants[0].name) for t in tasks}
-        current = {key: workers for key, workers in current.items() if key in kept}
-    return loki.plan(replace(problem, tasks=tasks, current=current), last)
+class InferLineBrain(AutoBrain):
+    """A planner for `simulate_application`, with the most accurate variants only."""
+
+    def __init__(self, setting: AutoSetting) -> None:
+        problem = auto.most_accurate(setting.problem)
+        first = best(auto.plan(problem)).workers
+        super().__init__(replace(setting, problem=problem, first_workers=first))

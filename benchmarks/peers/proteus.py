@@ -25,65 +25,117 @@ headroom are those of Loki.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 
 import numpy as np
-from scipy.stats import poisson
 
-from ray_slo.planning import loki
+from ray_slo.core.cluster import Assigned
+from ray_slo.core.demand import Rate, poisson_rate
+from ray_slo.core.profiles import LatencyProfile
+from ray_slo.planning.auto import Plan, Prices, Problem, Slot, Variant
+from ray_slo.planning.brains.auto import AutoBrain, AutoSetting
+from ray_slo.planning.brains.auto_jobs import Job, Plans, solve
+from ray_slo.planning.brains.brain import Counts
 from ray_slo.planning.milp import Indices, Milp
 from ray_slo.planning.result import Infeasible
 
 _EPS = 1e-6
 
 
-class Proteus:
-    """A planner for `simulate_pipeline`. Make a new one for each run."""
+class ProteusBrain(AutoBrain):
+    """A planner for `simulate_application`. It counts the requests at each task."""
 
-    def __init__(self) -> None:
-        self._rates: Mapping[str, float] = {}
+    def __init__(self, setting: AutoSetting) -> None:
+        super().__init__(setting)
+        self._arrived = {task.name: Rate() for task in setting.problem.trees[0].order}
 
-    def observe(self, now: float, rates: Mapping[str, float]) -> None:
-        """Receive the requests per second that arrive at each task."""
-        self._rates = dict(rates)
+    @property
+    def first_workers(self) -> Mapping[str, int]:
+        return {kind.name: kind.max_workers for kind in self._setting.problem.kinds}
 
-    def __call__(
-        self, problem: loki.Problem, last: loki.Plan | None = None
-    ) -> loki.Plan | Infeasible[loki.Plan]:
-        program = _Program(problem, self._rates)
-        made = program.plan()
-        if made.shed_share:
-            return Infeasible(f"{100 * made.shed_share:.3g} % of the demand is out of reach", made)
-        return made
+    def counted(self, now: float, over_s: float, counts: Counts) -> None:
+        super().counted(now, over_s, counts)
+        for task in self._setting.problem.trees[0].order:
+            made = (n.get(task.name, 0) for n in counts.made.values())
+            came = counts.total if task.parent is None else sum(made)
+            self._arrived[task.name].counted(now, over_s, came)
+
+    @property
+    def solve(self) -> Callable[[Job], Plans]:
+        return self._both
+
+    def _both(self, job: Job) -> Plans:
+        if any(rate.seen for rate in self._arrived.values()):
+            rates = {task: rate.value(self._now) for task, rate in self._arrived.items()}
+        else:
+            rates = expected(job.whole)
+        return solve(job, lambda problem, last: plan(self.asked(problem), rates))
+
+    def asked(self, problem: Problem) -> Problem:
+        """Return the problem to solve in place of this one."""
+        return problem
+
+
+def expected(problem: Problem) -> dict[str, float]:
+    """Return the requests per second by task, if all tasks run their most accurate variants."""
+    (tree,) = problem.trees
+    rates = {tree.root: problem.demand[tree.name].rate}
+    for task in tree.order:
+        best = max(problem.variants_of(task), key=lambda v: v.accuracy)
+        for child in tree.children(task.name):
+            rates[child] = rates[task.name] * task.factor(best.name, child)
+    return rates
+
+
+def plan(problem: Problem, rates: Mapping[str, float]) -> Plan | Infeasible[Plan]:
+    """Return Proteus' plan.
+
+    Args:
+        rates: requests per second by task.
+    """
+    made = _Program(problem, rates).plan()
+    shed = 1 - min(made.served.values())
+    if shed:
+        return Infeasible(f"{100 * shed:.3g} % of the demand is out of reach", made)
+    return made
 
 
 class _Program:
     """The program. A configuration c is a variant with a batch size; x(c) workers, y(c) req/s."""
 
-    def __init__(self, problem: loki.Problem, rates: Mapping[str, float]) -> None:
+    def __init__(self, problem: Problem, rates: Mapping[str, float]) -> None:
         self.problem = problem
-        self.tasks = problem.order
+        (self.tree,), (self.kind,) = problem.trees, problem.kinds
+        self.tasks = self.tree.order
+        self.workers = problem.most(self.kind)
         self.demand = np.array([_quantile(problem, rates.get(t.name, 0.0)) for t in self.tasks])
-        depth: dict[str, int] = {}
-        for task in self.tasks:
-            depth[task.name] = 1 + (depth[task.parent] if task.parent else 0)
-        part_s = problem.slo_s / max(depth.values()) - problem.communication_s
+        depth = max(len(self.tree.path(t.name)) for t in self.tasks)
+        part_s = problem.slo_s(self.tree.name) / depth - problem.communication_s
         self.configs = [
             (i, v, b)
             for i, task in enumerate(self.tasks)
-            for v in task.variants
-            if (b := _fastest(problem, v, part_s / problem.waiting_factor))
+            for v in problem.variants_of(task)
+            if (b := self._fastest(v, part_s / problem.waiting_factor))
         ]
-        self.throughput = np.array([v.profile.throughput(b) for _, v, b in self.configs])
+        self.throughput = np.array([self._profile(v).throughput(b) for _, v, b in self.configs])
         self.of_task = np.array(
             [[float(i == k) for i, _, _ in self.configs] for k in range(len(self.tasks))]
         ).reshape(len(self.tasks), len(self.configs))
 
+    def _profile(self, variant: Variant) -> LatencyProfile:
+        return variant.profiles[self.kind.name]
+
+    def _fastest(self, variant: Variant, limit_s: float) -> int:
+        """Return the batch size with the highest throughput within `limit_s`; 0 if none fits."""
+        profile = self._profile(variant)
+        most = profile.max_batch_size
+        sizes = [b for b in self.problem.batch_sizes if b <= most and profile.latency(b) <= limit_s]
+        return max(sizes, key=profile.throughput, default=0)
+
     def _base(self) -> tuple[Milp, Indices, Indices, Indices]:
         m = Milp("max")
         n = len(self.configs)
-        x = m.variables("x: workers", n, upper=self.problem.workers, integer=True)
+        x = m.variables("x: workers", n, upper=self.workers, integer=True)
         y = m.variables("y: requests per second", n)
         share = m.variables("share served", 1, upper=1)
         m.block("capacity", (1, y[:, None]), (-self.throughput[:, None], x[:, None]), upper=0)
@@ -94,22 +146,21 @@ class _Program:
             lower=0,
             upper=0,
         )
+        m.block("cluster size", (1, x), upper=self.workers)
         return m, x, y, share
 
-    def plan(self) -> loki.Plan:
+    def plan(self) -> Plan:
         problem, n = self.problem, len(self.configs)
         total = max(float(self.demand.sum()), _EPS)
         served, workers, rates, gap = 0.0, np.zeros(n, int), np.zeros(n), 0.0
         if n:
             m, x, y, share = self._base()
-            m.block("cluster size", (1, x), upper=problem.workers)
             m.objective((1, share))
             # Solved to optimality, because the next program must reach that share.
             first = m.solve(problem.backend, problem.time_limit_s, seed=problem.seed)
             served = float(first[share][0]) if first.found else 0.0
             served = 1.0 if served > 1 - _EPS else served * (1 - _EPS)
             m, x, y, share = self._base()
-            m.block("cluster size", (1, x), upper=problem.workers)
             m.block("share", (1, share), lower=served)
             accuracy = np.array([v.accuracy for _, v, _ in self.configs])
             m.objective((accuracy / total, y))
@@ -126,73 +177,41 @@ class _Program:
         """Add spare workers one by one, each where the spare capacity is smallest."""
         used = workers > 0
         workers = workers.copy()
-        for _ in range(self.problem.workers - int(workers.sum())):
+        for _ in range(self.workers - int(workers.sum())):
             if not used.any():
                 break
             margin = np.where(used, workers * self.throughput / np.maximum(rates, _EPS), np.inf)
             workers[int(margin.argmin())] += 1
         return workers
 
-    def _made(self, served: float, workers: Indices, rates: np.ndarray, gap: float) -> loki.Plan:
-        problem = self.problem
-        assignments = tuple(
-            loki.Assignment(
-                self.tasks[i].name,
-                v.name,
-                b,
-                int(k),
-                float(rate),
-                v.profile.throughput(b),
-                v.profile.latency(b),
-            )
-            for (i, v, b), k, rate in zip(self.configs, workers, rates, strict=True)
-            if k
-        )
-        mean = [
-            sum(a.load * self._accuracy(a) for a in assignments if a.task == t.name)
-            / max(sum(a.load for a in assignments if a.task == t.name), _EPS)
-            for t in self.tasks
-        ]
-        shed = 1 - served if served < 1 - _EPS else 0.0
+    def _made(self, served: float, workers: Indices, rates: np.ndarray, gap: float) -> Plan:
+        slots: list[Slot] = []
+        load, right = np.zeros(len(self.tasks)), np.zeros(len(self.tasks))
+        for (i, v, b), k, rate in zip(self.configs, workers.tolist(), rates.tolist(), strict=True):
+            if k:
+                slots += [Slot(self.kind.name, (Assigned(v.name, b, rate / k),), (v.name,))] * k
+                load[i], right[i] = load[i] + rate, right[i] + rate * v.accuracy / 100
+        served = 1.0 if served >= 1 - _EPS else served
         demand = ", ".join(
             f"{t.name} {d:.5g}" for t, d in zip(self.tasks, self.demand, strict=True)
         )
-        made = loki.Plan(
-            "share" if shed else "accuracy",
-            assignments,
-            (),
-            100 * math.prod(a / 100 for a in mean),
-            float(self.demand[0]),
-            shed,
-            0,
-            gap,
+        return Plan(
+            {self.kind.name: len(slots)},
+            tuple(slots),
+            100 * float(np.prod(right / np.maximum(load, _EPS))),
+            {self.tree.name: served},
+            1 - served,
+            0.0,
+            Prices(),
+            {},
+            "accuracy" if served == 1 else "share",
             f"Requests per second: {demand}.",
+            gap=gap,
         )
-        if problem.current is None:
-            return made
-        loads = sum(max(k - problem.current.get(key, 0), 0) for key, k in made.loaded.items())
-        idle = max(problem.workers - sum(problem.current.values()), 0)
-        return replace(made, swaps=max(loads - idle, 0))
-
-    def _accuracy(self, a: loki.Assignment) -> float:
-        return next(v.accuracy for _, v, _ in self.configs if v.name == a.variant)
 
 
-def _quantile(problem: loki.Problem, rate: float) -> float:
-    """Return the planned demand, as `loki.Problem.planned_demand` does."""
+def _quantile(problem: Problem, rate: float) -> float:
+    """Return the planned demand, as `Problem.rate` does."""
     if problem.headroom_quantile is None:
         return rate
-    mean = rate * problem.headroom_period_s
-    planned = float(poisson.ppf(problem.headroom_quantile, mean)) / problem.headroom_period_s
-    return max(rate, planned)
-
-
-def _fastest(problem: loki.Problem, variant: loki.Variant, limit_s: float) -> int:
-    """Return the batch size with the highest throughput within `limit_s`; 0 if none fits."""
-    profile = variant.profile
-    sizes = [
-        b
-        for b in problem.batch_sizes
-        if b <= profile.max_batch_size and profile.latency(b) <= limit_s
-    ]
-    return max(sizes, key=profile.throughput, default=0)
+    return poisson_rate(rate, problem.headroom_quantile, problem.headroom_period_s)

@@ -25,8 +25,6 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ray_slo.planning.loki import Plan, Problem
-
 _EPS = 1e-9
 
 
@@ -214,27 +212,3 @@ def _slots(members: list[Worker]) -> list[tuple[Hashable, float]]:
 
 def _falling_accuracy(worker: Worker) -> float:
     return -worker.accuracy
-
-
-def workers_of(problem: Problem, plan: Plan, *, as_planned: bool = True) -> list[Worker]:
-    """Return the workers of a plan, with ids (task, variant, batch size, number).
-
-    With `as_planned`, workers are first filled to their planned rates. So there is capacity for any
-    demand up to the planned one. Without it, this is exactly Algorithm 1: accurate detectors are
-    saturated even if the plan does not saturate them. They may then find more items than the plan
-    has workers for.
-    """
-    variants = {(t.name, v.name): v for t in problem.tasks for v in t.variants}
-    return [
-        Worker(
-            (a.task, a.variant, a.batch_size, i),
-            a.task,
-            variants[a.task, a.variant].accuracy,
-            a.throughput,
-            a.latency_s,
-            variants[a.task, a.variant].factors,
-            a.load / a.workers if as_planned else None,
-        )
-        for a in plan.assignments
-        for i in range(a.workers)
-    ]

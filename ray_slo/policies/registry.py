@@ -146,6 +146,8 @@ def recipe_for(
     """
     kwargs = dict(kwargs or {})
     refuse_told(policy, kwargs)
+    if getattr(_target(policy), "for_pipelines", False):
+        kwargs = {**_of_pipeline(trees, composing), **kwargs}
     made: Any = make_policy(policy, kwargs)
     if getattr(made, "for_pipelines", False):
         return policy, kwargs
@@ -226,6 +228,18 @@ def live_arguments(policy: str | Policy, shortest_slo_ms: float) -> dict[str, An
     given: dict[str, Any] = arguments(shortest_slo_ms)
     valid, takes_any = _parameters(target)
     return {name: value for name, value in given.items() if takes_any or name in valid}
+
+
+def _of_pipeline(trees: Sequence[Tree], composing: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a policy for pipelines, if there is one pipeline."""
+    if len(trees) != 1:
+        return {}
+    (tree,) = trees
+    factors = {v: dict(f) for task in tree.tasks for v, f in task.factors.items()}
+    delay = (
+        {"communication_s": composing["communication_s"]} if "communication_s" in composing else {}
+    )
+    return {"parents": dict(tree.parents), "factors": factors, **delay}
 
 
 def refuse_told(policy: str | Policy, kwargs: Mapping[str, Any]) -> None:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ray_slo.simulation.books import PolicyError as PolicyError
     from ray_slo.simulation.engine import WorkerEvent as WorkerEvent
     from ray_slo.simulation.pipeline_report import PipelineReport as PipelineReport
-    from ray_slo.simulation.pipelines import simulate_pipeline as simulate_pipeline
     from ray_slo.simulation.report import Report as Report
     from ray_slo.simulation.search import GoodputResult as GoodputResult
     from ray_slo.simulation.search import goodput_search as goodput_search
@@ -56,7 +55,6 @@ _LAZY = {
     "goodput_search": "ray_slo.simulation.search",
     "simulate": "ray_slo.simulation.simulator",
     "simulate_application": "ray_slo.simulation.application",
-    "simulate_pipeline": "ray_slo.simulation.pipelines",
 }
 __all__ = list(_LAZY)
 

@@ -87,7 +87,8 @@ def simulate_application(
             sizes. Each has one process.
         policy: an object (used up by the run), or a name or class with `policy_kwargs`.
         planner: "auto", a brain (used up by the run), or a function from the problem with its first
-            demand to a brain. None: `problem.present` workers of each kind, by default the largest
+            demand to a brain. A brain of `auto` begins with its `first_workers`, others with the
+            largest number. None: `problem.present` workers of each kind, by default the largest
             number, run all the time with every variant that fits.
         duration_s: requests arrive in [0, duration_s); default: the length of the workloads.
         seed: of arrivals, numbers of items and noise (independent streams).
@@ -98,7 +99,8 @@ def simulate_application(
         start_s: time in which a worker starts, before it can load.
         make_before_break: whether a worker serves its old variants while it loads new ones.
         preempt_delay_s: time from a `Preempt` until the batch stops.
-        items: distribution of the requests made per request, as in `simulate_pipeline`.
+        items: distribution of the requests made per request around the factor: "fixed" is the
+            nearest whole numbers whose running mean is the factor.
         latency_noise: as in `simulate`.
         truth: the real models, if their profiles differ from the problem's.
         tells_sizes: whether the policy and the planner know the requests' sizes. Otherwise they
@@ -124,10 +126,7 @@ def simulate_application(
     chosen = _policy(problem, policy, policy_kwargs or {}, written)
     if clients.size is not None and tells_sizes:
         _check_sizes(clients, problem, unwrapped(chosen))
-    first = _first_workers(problem) if planner == "auto" else None
-    brain = _brain(
-        planner, problem, interval_s, first or {}, _assigns(chosen, problem), make_before_break
-    )
+    brain = _brain(planner, problem, interval_s, _assigns(chosen, problem), make_before_break)
     kinds = {kind.name: kind.max_workers for kind in problem.kinds}
     if brain is None and problem.present is not None:
         kinds |= problem.present
@@ -149,7 +148,7 @@ def simulate_application(
         noise_factors(latency_noise, noise_rng),
         _fits(problem) if brain is None else {},
         preempt_delay_s,
-        first,
+        brain.first_workers if isinstance(brain, AutoBrain) else None,
     )
     name = "none" if brain is None else type(brain).__name__
     plans = None if written is None or brain is None else written.plans(name)
@@ -242,7 +241,6 @@ def _brain(
     planner: Brain | Callable[[auto.Problem], Brain] | str | None,
     problem: auto.Problem,
     interval_s: float,
-    first: Mapping[str, int],
     assigns: bool,
     make_before_break: bool,
 ) -> Brain | None:
@@ -252,16 +250,28 @@ def _brain(
         return planner(problem)
     if planner != "auto":
         raise ValueError(f"planner must be 'auto', a brain, or None, got {planner!r}")
-    setting = AutoSetting(
-        problem,
-        first_workers=first,
-        scales=frozenset(k.name for k in problem.kinds if k.min_workers < k.max_workers),
-        assigns=assigns,
-        interval_s=interval_s,
-        make_before_break=make_before_break,
-        profiles={(v.name, k): p for v in problem.variant.values() for k, p in v.profiles.items()},
+    return auto_brain(
+        problem, interval_s=interval_s, assigns=assigns, make_before_break=make_before_break
     )
-    return AutoBrain(setting)
+
+
+def auto_brain(
+    problem: auto.Problem, brain: type[AutoBrain] = AutoBrain, **setting: Any
+) -> AutoBrain:
+    """Return a brain that knows the problem's profiles.
+
+    Args:
+        brain: `AutoBrain`, or a class derived from it.
+        setting: further fields of `AutoSetting`.
+    """
+    made = {
+        "first_workers": _first_workers(problem),
+        "scales": frozenset(k.name for k in problem.kinds if k.min_workers < k.max_workers),
+        "profiles": {
+            (v.name, k): p for v in problem.variant.values() for k, p in v.profiles.items()
+        },
+    }
+    return brain(AutoSetting(problem, **{**made, **setting}))
 
 
 def _check_sizes(clients: Requests, problem: auto.Problem, policy: Policy) -> None:

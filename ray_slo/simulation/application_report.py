@@ -110,7 +110,7 @@ class ApplicationReport(PipelineReport):
             begin = plan["applied_s"]
             if end > begin and (count := self.count(None, begin, end)):
                 row = {"begin_s": begin, "end_s": end, "requests": count}
-                row |= {"expected_accuracy": plan.get("expected_accuracy")}
+                row |= {"expected_accuracy": plan.get("accuracy")}
                 row |= {"accuracy": self.accuracy(begin, end)}
                 row |= {"expected_bad": plan.get("expected_bad")}
                 rows.append(row | {"bad_rate": self.bad_rate(begin, end)})

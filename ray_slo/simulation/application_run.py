@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,8 +27,6 @@ from ray_slo.simulation.planner_host import PlannerHost, Question
 from ray_slo.simulation.samplers import Sampler
 from ray_slo.simulation.tally import Tally
 from ray_slo.simulation.workloads import Requests
-
-Listener = Callable[[float, float, Mapping[str, int]], None]
 
 
 @dataclass(frozen=True)
@@ -68,9 +67,6 @@ class ApplicationRun(Run):
         clients: requests of clients. Each of its `models` is a stream.
         host: host of the brain. None: all workers run, with all variants that they can run.
         duration_s: requests arrive before this time. Later the brain plans only for open frames.
-        learns: whether the brain gets the numbers of requests that requests make.
-        listener: called with (now, over_s, requests by task) about the arrivals at each task.
-        row_of: function from an answer of the brain's solver to its row in the report.
         profiles: measured profiles that the brain gets, by variant and kind.
         tells_sizes: whether the policy and the brain know the sizes of requests.
     """
@@ -83,9 +79,6 @@ class ApplicationRun(Run):
         timing: Timing,
         host: PlannerHost | None = None,
         duration_s: float = math.inf,
-        learns: bool = True,
-        listener: Listener | None = None,
-        row_of: Callable[[Any], dict[str, Any]] = lambda answer: {},
         profiles: Mapping[Key, Any] | None = None,
         tells_sizes: bool = True,
     ) -> None:
@@ -93,7 +86,6 @@ class ApplicationRun(Run):
         if not tells_sizes:
             clients = replace(clients, size=None)
         self.shape, self.host, self.clients, self.timing = shape, host, clients, timing
-        self._learns, self._listener, self._row_of = learns, listener, row_of
         self._profiles = profiles or {}
         self._grouped = policy if isinstance(policy, Grouped) else None
         nodes = [task for tree in shape.trees for task in tree.order]
@@ -105,9 +97,8 @@ class ApplicationRun(Run):
         self._root_of = [self._code[shape.trees[i].root] for i in self._tree_of]
         self._last_deadline, self._duration_s = clients.deadline.max(initial=0.0), duration_s
         self.rows: list[dict[str, Any]] = []  # rows of the report, one per question to the planner
-        roots = [self.tasks[code] for code in self._root_of]
         models = [self.model_of_task[code] for code in self._root_of]
-        self.tally = Tally(clients, roots, models, self.tasks)
+        self.tally = Tally(clients, models)
 
         # Columns of requests by id; clients' come first. `live`: those in flight, by frame.
         n = len(clients)
@@ -192,7 +183,7 @@ class ApplicationRun(Run):
         """Add the requests that the requests of one task make to `born`."""
         samplers = self.shape.samplers[self.tasks[code], variant]
         made = [(self._code[child], child, draw(len(requests))) for child, draw in samplers]
-        if self._learns:
+        if self.host is not None:
             self.tally.made(variant, len(requests), {c: sum(n) for _, c, n in made})
         at = self.now + self.shape.communication_s
         frame_of, task_of, path_of = self.frame_of, self.task_of, self.path_of
@@ -239,8 +230,6 @@ class ApplicationRun(Run):
         arrived = [r for r in born if not self.dead[self.frame_of[r.id]]]
         if not arrived:
             return
-        for r in arrived:
-            self.tally.arrived[r.task] += 1
         self.policy.requests_arrived(self.now, arrived)
 
     def drop(self, drop: Drop) -> None:
@@ -302,10 +291,8 @@ class ApplicationRun(Run):
 
     def _look(self) -> None:
         assert self.host is not None
-        over_s, counts, arrived = self.tally.take(self.now, self.ended, self.dead)
+        over_s, counts = self.tally.take(self.now, self.ended, self.dead)
         self.host.hear(self.now, over_s, counts)
-        if self._listener is not None:
-            self._listener(self.now, over_s, arrived)
         seen = self._told(self.fleet.seen(to_plan=True))
         if trigger := self.host.due(self.now, seen):
             asked = self._ask(self.now, trigger, seen)
@@ -320,8 +307,6 @@ class ApplicationRun(Run):
         asked = self.host.ask(now, trigger, seen)
         row: dict[str, Any] = {"asked_s": now, "why": trigger, "error": asked.error}
         row |= {"demand": asked.inputs["demand"], "running": sum(asked.running.values())}
-        if asked.answer is not None:
-            row |= self._row_of(asked.answer)
         self.rows.append(row)
         return asked
 
@@ -339,8 +324,12 @@ class ApplicationRun(Run):
             "workers": None if None in targets else sum(filter(None, targets)),
         }
         outcome = self.host.brain.outcome()
-        row["expected_accuracy"] = outcome.get("accuracy")
-        row["expected_bad"] = outcome.get("bad_rate")
+        row |= {name: outcome.get(name) for name in ("step", "planned_demand", "accuracy", "swaps")}
+        variants = Counter[str]()
+        for part in outcome.get("assignments", ()):
+            variants[part["variant"]] += part["workers"]
+        row |= {"variants": dict(variants), "expected_bad": outcome.get("bad_rate")}
+        row |= {"shortfall": verdict.shortfall, "explanation": verdict.why}
         self.host.note(now, asked, verdict, self.fleet.variants)
 
     def _follow(self) -> None:

@@ -122,13 +122,13 @@ class PipelineReport(Frames):
     @cached_property
     def plans(self) -> pd.DataFrame:
         """One row per question to the planner: asked_s, applied_s (NaN: never), why ("first plan",
-        "period", "demand changed", "worker joined", …), demand (measured), planned_demand (with
-        headroom), step, feasible, workers (wanted number), accuracy, shed_share, swaps, variants
+        "period", "demand changed", "worker joined", …), demand (measured), planned_demand, step,
+        shortfall (what cannot be served), workers (wanted number), accuracy, swaps, variants
         (number of workers by variant), explanation, error. From step to variants, except for
         workers, the plan is that for the present workers."""
         columns = (
-            *("asked_s", "applied_s", "why", "demand", "planned_demand", "step", "feasible"),
-            *("workers", "accuracy", "shed_share", "swaps", "variants", "explanation", "error"),
+            *("asked_s", "applied_s", "why", "demand", "planned_demand", "step", "shortfall"),
+            *("workers", "accuracy", "swaps", "variants", "explanation", "error"),
         )
         return frame(self._plans, columns)
 

@@ -3,7 +3,7 @@ its problems and follows its orders."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +43,6 @@ class PlannerHost:
         brain: the brain. It cannot be used again after the run.
         kinds: kinds of the workers that it plans.
         interval_s: time between plans, in seconds.
-        solve: function from a problem to its answer. Default: the brain's solver.
         lines: the plan log, if there is one.
     """
 
@@ -52,12 +51,10 @@ class PlannerHost:
         brain: Brain,
         kinds: Sequence[str],
         interval_s: float,
-        solve: Callable[[Any], Any] | None = None,
         lines: PlanLines | None = None,
     ) -> None:
         self.brain, self.kinds = brain, tuple(kinds)
         self._interval_s, self._lines = interval_s, lines
-        self._solve = solve or brain.solve
         self._outline = Outline()  # outline of the last plan that took effect
         self._planned = self._failed = self._solving = False
         self.due_at = 0.0  # time of the next periodic plan, seconds
@@ -89,7 +86,7 @@ class PlannerHost:
         self._solving = True
         try:
             asked.problem = self.brain.problem(now, seen)
-            asked.answer = self._solve(asked.problem)
+            asked.answer = self.brain.solve(asked.problem)
         except Exception as error:
             if not self._planned:
                 raise

@@ -313,7 +313,7 @@ def _run(problem: Rehearsal, policy: Policy, played: _Played, trees: Sequence[Tr
         noise,
         preempt_delay_s=told.preempt_delay_s,
     )
-    return ApplicationRun(policy, shape, clients, Timing(), learns=False)
+    return ApplicationRun(policy, shape, clients, Timing())
 
 
 def _paced(cluster: Cluster, pace: Mapping[tuple[str, str], float]) -> dict[str, Model]:

@@ -16,29 +16,19 @@ class Tally:
 
     Args:
         clients: requests of clients. Each of its `models` is a stream.
-        roots: root task of each stream.
         models: model that serves each root.
-        tasks: all tasks.
 
     Attributes:
-        arrived: number of requests by task. `take` adds those of clients.
         open: number of frames in the whole run that were not yet answered or dropped.
     """
 
-    def __init__(
-        self,
-        clients: Requests,
-        roots: Sequence[str],
-        models: Sequence[str],
-        tasks: Sequence[str],
-    ) -> None:
-        self._clients, self._roots, self._models, self._tasks = clients, roots, models, tasks
+    def __init__(self, clients: Requests, models: Sequence[str]) -> None:
+        self._clients, self._models = clients, models
         self.open = len(clients)
         self._begin(0.0, 0)
 
     def _begin(self, at: float, clients: int) -> None:
         self._at, self._begun = at, clients
-        self.arrived = dict.fromkeys(self._tasks, 0)
         self._closed: list[int] = []
         self._finished: dict[str, int] = {}
         self._made: dict[str, dict[str, int]] = {}
@@ -55,11 +45,8 @@ class Tally:
         for child, n in made.items():
             counted[child] = counted.get(child, 0) + n
 
-    def take(
-        self, now: float, ended: Array, dead: bytearray
-    ) -> tuple[float, Counts, Mapping[str, int]]:
-        """Return the time since the last call in seconds, the counts in it, and the number of
-        arrivals at each task.
+    def take(self, now: float, ended: Array, dead: bytearray) -> tuple[float, Counts]:
+        """Return the time since the last call in seconds, and the counts in it.
 
         Args:
             ended: time when each frame was answered or dropped, shape (frames,).
@@ -68,13 +55,10 @@ class Tally:
         over_s = now - self._at
         end = int(np.searchsorted(self._clients.arrival, now, side="right"))
         by_stream = self._by_stream(self._clients.model[self._begun : end])
-        for root, count in zip(self._roots, by_stream.values(), strict=True):
-            self.arrived[root] += count
         sizes, bad = self._sizes(self._begun, end), self._bad(ended, dead)
         counts = Counts(by_stream, self._finished, self._made, sizes, bad)
-        arrived = self.arrived
         self._begin(now, end)
-        return over_s, counts, arrived
+        return over_s, counts
 
     def _sizes(self, begin: int, end: int) -> dict[str, dict[int, int]]:
         if self._clients.size is None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import shutil
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.loki import terms as loki
 from ray_slo.cli import app, report_bench, report_run
 from ray_slo.cli.report import load, page
 from ray_slo.cli.report_run import of_report
@@ -25,11 +27,12 @@ from ray_slo.core import (
     Worker,
 )
 from ray_slo.load.report import LoadResult
-from ray_slo.planning import loki
+from ray_slo.planning.brains.auto import AutoBrain
 from ray_slo.policies import make_policy
 from ray_slo.record.encode import Lines
 from ray_slo.record.rows import Recording, Start
-from ray_slo.simulation import Trace, WorkerEvent, simulate, simulate_pipeline
+from ray_slo.simulation import Trace, WorkerEvent, simulate, simulate_application
+from ray_slo.simulation.application import auto_brain
 from ray_slo.simulation.report import Report
 from ray_slo.simulation.workloads import Workload
 from tests.cli.browser import CHROMIUM, chromium
@@ -111,19 +114,21 @@ def planned(tmp_path_factory):
     )
     asked = iter(range(99))
 
-    def planner(problem, last):
-        if next(asked) == 1:
-            raise RuntimeError("no <b>licence")
-        return loki.plan(problem, last)
+    class Fails(AutoBrain):
+        @property
+        def solve(self):
+            if next(asked) == 1:
+                raise RuntimeError("no <b>licence")
+            return super().solve
 
-    simulate_pipeline(
-        loki.Problem(tasks, demand=0.0, workers=4, slo_s=0.4),
-        Workload(arrivals=Trace(rates=[20, 150, 150, 150], interval_s=2.0)),
-        planner=planner,
+    simulate_application(
+        loki.as_auto(loki.Problem(tasks, demand=20.0, workers=4, slo_s=0.4)),
+        {"find": Workload(arrivals=Trace(rates=[20, 150, 150, 150], interval_s=2.0))},
+        policy="pipeline",
+        planner=partial(auto_brain, brain=Fails),
         interval_s=3.0,
         solve_s=0.25,
         load_s=0.3,
-        initial_demand=20.0,
         log=folder,
     )
     return folder
@@ -196,15 +201,15 @@ def test_figures_and_words(sources):
 
 def test_decisions_of_the_planner(planned):
     source = load(planned)
-    assert ("planner", "planner") in source.facts
+    assert ("planner", "Fails") in source.facts
     html = page(source).render()
     assert "Planner decisions" in headings(html)
     assert "no <b>" not in html
     table = source.plans
     first, failed, *_ = table.rows
     assert first[1:5] == (
-        *("first plan", "20.0/s", "2 default"),
-        "default: – → 2 workers\nf: 0 → 1 workers\nn: 0 → 1 workers",
+        *("first plan", "20.0/s", "2 worker"),
+        "worker: – → 2 workers\nf: 0 → 1 workers\nn: 0 → 1 workers",
     )
     assert failed[-1] == "RuntimeError: no <b>licence. The last plan holds."
     assert table.kinds[:2] == ["changed", "failed"]
@@ -213,7 +218,7 @@ def test_decisions_of_the_planner(planned):
     assert len(marks["t"]) == sum(map(bool, table.kinds)) < len(table.rows)
     assert marks["failed"].count(True) == 1
     rise = marks["words"][2]
-    assert rise.startswith("period: default: 2 → ")
+    assert rise.startswith("period: worker: 2 → ")
     asked = [t for t, row in zip(table.times, table.rows, strict=True) if row[4]][1]
     assert marks["t"][2] == pytest.approx(asked + 0.25, abs=0.01)
 

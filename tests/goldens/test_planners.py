@@ -287,7 +287,6 @@ def test_auto_chooses_the_group_of_models_that_no_group_lists():
     )
 
 
-@pytest.mark.xfail(reason="a budget makes groups look smaller than they are when one is chosen")
 def test_auto_chooses_the_same_group_with_a_budget_that_does_not_bind():
     """Without a budget, three workers of "right" serve both models, for 3 per hour."""
     workers = {

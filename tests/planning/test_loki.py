@@ -10,11 +10,13 @@ from scipy.optimize import linprog
 from scipy.stats import poisson
 
 from benchmarks.loki import published
+from benchmarks.loki import terms as loki
+from benchmarks.loki.terms import Plan, Problem, Task, Variant, capacity, fastest, plan
+from benchmarks.loki.terms.plans import workers_of
 from ray_slo.core.profiles import LatencyProfile
-from ray_slo.planning import Infeasible, loki
-from ray_slo.planning.loki import Plan, Problem, Task, Variant, capacity, fastest, plan
+from ray_slo.planning import Infeasible
 from ray_slo.planning.milp import Milp, Solution
-from ray_slo.planning.routing import most_accurate_first, workers_of
+from ray_slo.planning.routing import most_accurate_first
 from tests.planning.examples.loki import chain, linear, tree
 
 GUROBI = find_spec("gurobipy") is not None

@@ -12,15 +12,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.loki import terms as loki
+from benchmarks.loki.terms.plans import workers_of
 from ray_slo.core.demand import Demand as Rates
 from ray_slo.planning import (
     Infeasible,
     auto,
-    best_effort,
     fluid,
     herd,
     kairos,
-    loki,
     partition,
     queue_value,
     routing,
@@ -210,11 +210,8 @@ def test_loki_plans(demand, shape):
     rows = {f.name: getattr(plan, f.name) for f in dataclasses.fields(plan)}
     rows = {k: v for k, v in rows.items() if isinstance(v, float | int)}
     kept(FILE, f"loki {shape}, {demand}", rows | {"capacity": loki.capacity(problem)})
-    best = best_effort.plan(problem)
-    best = best.best_effort if isinstance(best, Infeasible) else best
-    kept(FILE, f"best effort {shape}, {demand}", [best.accuracy, best.explanation])
     parents = {task.name: task.parent for task in problem.tasks}
-    tables = routing.most_accurate_first(parents, routing.workers_of(problem, plan), demand)
+    tables = routing.most_accurate_first(parents, workers_of(problem, plan), demand)
     kept(FILE, f"routes {shape}, {demand}", figures(tables))
 
 

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.loki import terms as loki
+from benchmarks.loki.terms.plans import workers_of
 from ray_slo.core.profiles import LatencyProfile
-from ray_slo.planning import loki, routing
-from ray_slo.planning.routing import Backup, Entry, Worker, most_accurate_first, workers_of
+from ray_slo.planning import routing
+from ray_slo.planning.routing import Backup, Entry, Worker, most_accurate_first
 
 CHAIN = {"a": None, "b": "a"}
 TREE = {"a": None, "b": "a", "c": "a", "d": "b"}

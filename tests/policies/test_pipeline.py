@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.loki import terms as loki
 from ray_slo.core import (
     Assigned,
     BatchStatus,
@@ -24,10 +25,9 @@ from ray_slo.core import (
     Variant,
     Worker,
 )
-from ray_slo.planning import loki
 from ray_slo.policies import make_policy
 from ray_slo.policies.pipeline import Pipeline
-from ray_slo.simulation import Poisson, Workload, simulate_pipeline
+from ray_slo.simulation import Poisson, Workload, simulate_application
 from tests.policies.harness import Host
 
 SLO = 0.1
@@ -602,11 +602,12 @@ def test_frames_of_a_simulated_pipeline_have_the_fate_that_the_rule_allows(
         for i, task in enumerate("abc")
     )
     problem = loki.Problem(
-        tasks, 0.0, workers, 0.25, batch_sizes=(1, 4), communication_s=communication_s
+        tasks, demand, workers, 0.25, batch_sizes=(1, 4), communication_s=communication_s
     )
-    report = simulate_pipeline(
-        problem,
-        Workload(arrivals=Poisson(rate=demand)),
+    report = simulate_application(
+        loki.as_auto(problem),
+        {"a": Workload(arrivals=Poisson(rate=demand))},
+        policy="pipeline",
         duration_s=2.0,
         seed=seed,
         interval_s=1.0,

@@ -1,17 +1,20 @@
 """The planners' table of a decision log: rows are read as they were written, in order of time."""
 
 import json
+from functools import partial
 
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.loki import terms as loki
+from benchmarks.loki.terms import Problem, Task, Variant
 from ray_slo.core import LatencyProfile
-from ray_slo.planning import loki
-from ray_slo.planning.loki import Problem, Task, Variant
+from ray_slo.planning.brains.auto import AutoBrain
 from ray_slo.record import decode as decision_log
 from ray_slo.record.plans import FOLDER, Outline, PlanLines, Planned, Planner, read
 from ray_slo.record.rows import Start
-from ray_slo.simulation import Trace, Workload, simulate_pipeline
+from ray_slo.simulation import Trace, Workload, simulate_application
+from ray_slo.simulation.application import auto_brain
 from ray_slo.simulation.replay import replay
 
 STEP = LatencyProfile.linear(0.01, 0.02, 8)
@@ -19,32 +22,32 @@ TASKS = (
     Task("find", (Variant("f", 90.0, STEP, {"name": 1.0}),)),
     Task("name", (Variant("n", 80.0, STEP),), "find"),
 )
-PROBLEM = Problem(TASKS, demand=0.0, workers=4, slo_s=0.4)
+PROBLEM = Problem(TASKS, demand=20.0, workers=4, slo_s=0.4)
 
 
-class Fails:
-    """`loki.plan`, but for the questions whose number is given."""
+class Fails(AutoBrain):
+    """Fails to answer the second question."""
 
-    def __init__(self, *numbers):
-        self.numbers, self.asked = numbers, 0
+    asked = 0
 
-    def __call__(self, problem, last):
+    @property
+    def solve(self):
         self.asked += 1
-        if self.asked in self.numbers:
+        if self.asked == 2:
             raise RuntimeError("no licence")
-        return loki.plan(problem, last)
+        return super().solve
 
 
 def test_a_simulated_planner_is_logged_and_the_run_replays(tmp_path):
-    report = simulate_pipeline(
-        PROBLEM,
-        Workload(arrivals=Trace(rates=[20, 150, 150, 20], interval_s=3.0)),
-        planner=Fails(2),
+    report = simulate_application(
+        loki.as_auto(PROBLEM),
+        {"find": Workload(arrivals=Trace(rates=[20, 150, 150, 20], interval_s=3.0))},
+        policy="pipeline",
+        planner=partial(auto_brain, brain=Fails),
         interval_s=4.0,
         solve_s=0.25,
         load_s=0.3,
         start_s=0.2,
-        initial_demand=20.0,
         log=tmp_path,
     )
     assert (report.meta["policy"], report.meta["planner"]) == ("Pipeline", "Fails")
@@ -56,16 +59,16 @@ def test_a_simulated_planner_is_logged_and_the_run_replays(tmp_path):
     first, failed, *later = planner.plans
     rise = next(p for p in later if p.changes)
     assert first.trigger == "first plan"
-    assert list(first.changes) == ["default: – → 2 workers", "f: 0 → 1 workers", "n: 0 → 1 workers"]
+    assert list(first.changes) == ["worker: – → 2 workers", "f: 0 → 1 workers", "n: 0 → 1 workers"]
     assert (failed.error, failed.plan, failed.changes) == ("RuntimeError: no licence", {}, ())
     assert failed.took_s is None
     assert rise.trigger == "period"  # after a failure, only that
     assert rise.took_s == pytest.approx(0.25)
-    assert "default: 2 → " in rise.changes[0]
-    assert rise.targets == {"default": len(rise.workers)}
+    assert "worker: 2 → " in rise.changes[0]
+    assert rise.targets == {"worker": len(rise.workers)}
     assert set(rise.workers.values()) == {"f", "n"}
     assert rise.plan["assignments"][0]["task"] == "find"
-    assert rise.inputs["workers"] == {"default": 2}
+    assert rise.inputs["workers"] == {"worker": 2}
     assert rise.inputs["factors"] == {"f": {"name": pytest.approx(1.0, abs=0.3)}}
     assert "req/s on" in rise.why
     # The policy was told of workers that came, and what they are to run, as it happened.

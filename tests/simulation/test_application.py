@@ -11,8 +11,7 @@ from ray_slo.core import Decision, Dispatch, LatencyProfile
 from ray_slo.core.cluster import Assigned
 from ray_slo.core.policy import Abilities
 from ray_slo.core.trees import Tree, TreeTask
-from ray_slo.planning import auto, loki
-from ray_slo.planning.brains.auto import AutoBrain, AutoSetting
+from ray_slo.planning import auto
 from ray_slo.planning.brains.brain import Brain, Verdict, Wanted
 from ray_slo.record import decode as decision_log
 from ray_slo.record import plans
@@ -25,7 +24,6 @@ from ray_slo.simulation import (
     Trace,
     Workload,
     simulate_application,
-    simulate_pipeline,
     workloads,
 )
 from ray_slo.simulation.replay.compare import replay
@@ -355,56 +353,6 @@ def test_without_a_planner_all_variants_must_fit():
 def test_bad_arguments(workloads, kwargs, message):
     with pytest.raises(ValueError, match=message):
         simulate_application(PROBLEM, workloads, **{"planner": None, "policy": Fifo()} | kwargs)
-
-
-def test_a_pipeline_is_the_case_of_one_tree_and_one_kind():
-    profile = LatencyProfile([0.02 + 0.004 * b for b in range(1, 17)])
-    root = loki.Task("detect", (loki.Variant("d", 90.0, profile, {"who": 1.5}),))
-    leaf = loki.Task("who", (loki.Variant("n", 80.0, profile),), "detect")
-    asked = loki.Problem((root, leaf), demand=40.0, workers=6, slo_s=0.4)
-    workload = Workload(arrivals=Poisson(rate=40.0))
-    one = simulate_pipeline(
-        asked, workload, duration_s=20.0, seed=3, initial_demand=40.0, load_s=1.0
-    )
-    tree = Tree(
-        "detect",
-        (TreeTask("detect", "detect", None, {"d": {"who": 1.5}}), TreeTask("who", "who", "detect")),
-        {"": 0.4},
-    )
-    problem = auto.Problem(
-        tuple(
-            auto.Model(
-                t.name,
-                tuple(auto.Variant(v.name, v.accuracy, {"default": v.profile}) for v in t.variants),
-            )
-            for t in asked.tasks
-        ),
-        (tree,),
-        {"detect": auto.Demand(40.0)},
-        (auto.Kind("default", 0, 6),),
-    )
-    setting = AutoSetting(
-        replace(problem, sharing=False, headroom=False, fits_alone=True),
-        {"default": 6},
-        frozenset({"default"}),
-        profiles={("d", "default"): profile, ("n", "default"): profile},
-    )
-    other = simulate_application(
-        problem,
-        {"detect": workload},
-        policy="pipeline",
-        policy_kwargs={
-            "parents": {"detect": None, "who": "detect"},
-            "factors": {"d": {"who": 1.5}},
-        },
-        planner=AutoBrain(setting),
-        duration_s=20.0,
-        seed=3,
-        load_s=1.0,
-    )
-    assert other.count() > 600
-    assert other.violation_ratio() == pytest.approx(one.violation_ratio(), abs=0.02)
-    assert other.workers_used() == pytest.approx(one.workers_used(), abs=0.5)
 
 
 def linear(alpha_ms, beta_ms, largest=16):

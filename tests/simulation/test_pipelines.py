@@ -9,11 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.loki.terms import Problem, Task, Variant, as_auto
 from ray_slo.core import Decision, Dispatch, Drop, DropReason, LatencyProfile
-from ray_slo.planning import loki
-from ray_slo.planning.loki import Assignment, Plan, Problem, Task, Variant
+from ray_slo.core.cluster import Assigned
+from ray_slo.planning import auto
+from ray_slo.planning.brains.auto import AutoBrain, AutoSetting
+from ray_slo.planning.brains.auto_jobs import Plans, best
 from ray_slo.planning.result import Infeasible
-from ray_slo.simulation import Poisson, PolicyError, Times, Trace, Workload, simulate_pipeline
+from ray_slo.simulation import Poisson, PolicyError, Times, Trace, Workload, simulate_application
 from ray_slo.simulation.pipeline_report import PipelineReport
 
 
@@ -80,42 +83,68 @@ NAME = Task(
 PROBLEM = Problem((DETECT, NAME), demand=0.0, workers=4, slo_s=10.0, batch_sizes=(4,))
 
 
-def planned(**workers):
-    """A plan with so many workers by variant, batch size 4."""
-    tasks = {v.name: t.name for t in PROBLEM.tasks for v in t.variants}
-    made = tuple(Assignment(tasks[v], v, 4, n, float(n), 4.0, 1.0) for v, n in workers.items())
-    return Plan("hardware", made, (), 0.0, 1.0, 0.0, 0, 0.0, "as told")
+PROFILES = {(v.name, "worker"): v.profile for t in PROBLEM.tasks for v in t.variants}
 
 
-class Script:
-    """Plans (or errors) one after the other; the last one stays. For fewer workers than at first
-    it is the same plan, or the one for so many in `meanwhile`."""
+def planned(size=4, step="hardware", **workers):
+    """A plan with so many workers by variant, with batches of `size`."""
+    slots = tuple(
+        auto.Slot("worker", (Assigned(v, size, 1.0),), (v,))
+        for v, n in workers.items()
+        for _ in range(n)
+    )
+    served = {"detect": 1.0}
+    return auto.Plan(
+        {"worker": len(slots)}, slots, 0.0, served, 0.0, 0.0, auto.Prices(), {}, step, "as told"
+    )
 
-    def __init__(self, *plans, meanwhile=()):
+
+class Script(AutoBrain):
+    """Plans (or errors) one after the other; the last one stays. For fewer workers than planned, it
+    is the same plan, or the one for so many in `meanwhile`."""
+
+    def __init__(self, problem, plans, meanwhile=()):
+        workers = {} if isinstance(plans[0], Exception) else best(plans[0]).workers
+        # Workers that are not needed stop at once.
+        scales = frozenset(["worker"])
+        super().__init__(AutoSetting(problem, workers, scales, interval_s=0.0, profiles=PROFILES))
         self.plans, self.asked, self.meanwhile = list(plans), [], dict(meanwhile)
 
-    def __call__(self, problem, last):
-        if self.asked and problem.workers < self.asked[0][0].workers:
-            return self.meanwhile.get(problem.workers, self.now)
-        self.now = plan = self.made(problem, last)
-        return plan
+    @property
+    def solve(self):
+        return self.made
 
-    def made(self, problem, last):
-        self.asked.append((problem, last))
+    def made(self, job):
+        self.asked.append(job)
         plan = self.plans.pop(0) if len(self.plans) > 1 else self.plans[0]
         if isinstance(plan, Exception):
             raise plan
-        return plan
+        there = job.present["worker"]
+        return Plans(
+            plan, self.meanwhile.get(there, plan) if there < len(best(plan).slots) else plan
+        )
 
 
 def at(*times):
     return Workload(arrivals=Times(times_s=list(times)))
 
 
-def run(workload, *plans, problem=PROBLEM, policy=None, **kwargs):
+def run(workload, *plans, problem=PROBLEM, policy=None, meanwhile=(), told=None, **kwargs):
+    """Run the pipeline. `told`: factors that the planner is told, by task."""
     kwargs = {"items": "fixed", "check_s": 100.0, "interval_s": 100.0} | kwargs
-    policy = policy or Fifo()
-    report = simulate_pipeline(problem, workload, policy=policy, planner=Script(*plans), **kwargs)
+    policy, asked = policy or Fifo(), as_auto(problem)
+    if not problem.demand:
+        asked = replace(asked, demand={"detect": auto.Demand(1.0)})
+    first = asked
+    if told:
+        (tree,) = asked.trees
+        tasks = (replace(t, factors=told.get(t.name, t.factors)) for t in tree.tasks)
+        first = replace(asked, trees=(replace(tree, tasks=tuple(tasks)),))
+    brain = Script(first, plans, meanwhile)
+    report = simulate_application(
+        asked, {"detect": workload}, policy=policy, planner=brain, **kwargs
+    )
+    report.brain = brain
     return report, policy
 
 
@@ -179,8 +208,7 @@ def test_a_frame_without_items_ends_at_the_root():
 
 def test_accuracy_is_the_mean_over_leaves_and_measured_paths_count():
     # Batches of one, so that one item goes to each variant.
-    made = planned(d=1, large=1, small=1)
-    made = replace(made, assignments=tuple(replace(a, batch_size=1) for a in made.assignments))
+    made = planned(1, d=1, large=1, small=1)
     report, _ = run(at(0), made)
     assert report.accuracy() == pytest.approx((72 + 45) / 2)
     measured = replace(PROBLEM, path_accuracies={("d", "small"): 60.0})
@@ -228,8 +256,7 @@ def test_requests_of_a_cancelled_frame_do_not_arrive():
         Task("c", (Variant("c1", 80.0, fixed(1.0)),), "a"),
     )
     problem = Problem(tasks, 0.0, 4, 10.0, (4,))
-    made = tuple(Assignment(t.name, t.variants[0].name, 4, 1, 1.0, 4.0, 1.0) for t in tasks)
-    plan = replace(planned(), assignments=made)
+    plan = planned(d=1, a1=1, b1=1, c1=1)
 
     class NoFaces(Fifo):
         def decide(self, now):
@@ -296,24 +323,20 @@ def test_start_up_and_loading_take_time():
     assert clusters(policy) == [
         (0, {"w0": "d", "w1": "large"}),
         (15, {"w0": "d", "w1": "large", "w2": "large"}),
-        (20, {"w0": "d", "w1": "large"}),  # at once, as it has nothing to do
+        (20, {"w0": "d", "w1": "large", "w2": None}),
+        (22, {"w0": "d", "w1": "large"}),  # it has loaded "d" first: Serve may stop any worker
     ]
     # It is on from when it is asked for.
-    assert report.workers.to_numpy().tolist() == [[0, 2], [10, 3], [20, 2]]
-    assert report.workers_used(0, 40) == pytest.approx(2.25)
+    assert report.workers.to_numpy().tolist() == [[0, 2], [10, 3], [22, 2]]
+    assert report.workers_used(0, 40) == pytest.approx(2.3)
 
 
 def test_while_workers_start_the_others_run_a_plan_of_their_own():
-    planner = Script(
-        planned(d=1, large=1), planned(d=1, large=2), meanwhile={2: planned(d=1, small=1)}
-    )
-    policy = Fifo()
-    report = simulate_pipeline(
-        PROBLEM,
+    report, policy = run(
         at(0, 20.0),
-        policy=policy,
-        planner=planner,
-        items="fixed",
+        planned(d=1, large=1),
+        planned(d=1, large=2),
+        meanwhile={2: planned(d=1, small=1)},
         interval_s=10.0,
         check_s=1.0,
         start_s=3.0,
@@ -379,15 +402,13 @@ def test_a_worker_on_its_way_out_is_called_back():
         interval_s=10.0,
         load_s=5.0,
     )
-    # At 10 it has nothing to do and is off; from 20 on it is loaded anew.
+    # At 10 it has nothing to do, and is off when it has a spare; from 20 on it is loaded anew.
     assert clusters(policy)[1:] == [
-        (10, {"w0": "d", "w1": "large"}),
+        (10, {"w0": "d", "w1": "large", "w2": None}),
+        (15, {"w0": "d", "w1": "large"}),
         (25, {"w0": "d", "w1": "large", "w2": "large"}),
     ]
-    both, fewer = (
-        replace(p, assignments=tuple(replace(a, batch_size=1) for a in p.assignments))
-        for p in (planned(d=1, large=2), planned(d=1, large=1))
-    )
+    both, fewer = planned(1, d=1, large=2), planned(1, d=1, large=1)
     _, policy = run(at(0, 8.5, 30), *[both] * 10, fewer, both, interval_s=1.0, load_s=5.0)
     # At 10 it runs until 11.5: when it is wanted again at 11, it goes on at once.
     assert clusters(policy)[1:] == [
@@ -410,83 +431,44 @@ def test_a_planner_that_fails_changes_nothing():
 
 
 def test_infeasible_is_served_as_well_as_it_goes():
-    made = Infeasible("too much", replace(planned(d=1, large=1), shed_share=0.3))
-    report, _ = run(at(0), made)
-    assert report.plans.feasible.tolist() == [False]
-    assert report.plans.explanation.tolist() == ["too much"]
-    assert report.plans.shed_share.tolist() == [0.3]
+    report, _ = run(at(0), Infeasible("too much", planned(d=1, large=1)))
+    assert report.plans.shortfall.tolist() == ["too much"]
     assert report.violation_ratio() == 0
 
 
 def test_demand_is_measured_and_a_jump_is_noticed():
     rates = Trace(rates=[20.0, 20.0, 100.0], interval_s=10.0)
-    problem = replace(PROBLEM, slo_s=100.0)
-    planner = Script(planned(d=1, large=1))
-    report = simulate_pipeline(
-        problem,
+    report, _ = run(
         Workload(arrivals=rates),
+        planned(d=1, large=1),
+        problem=replace(PROBLEM, slo_s=100.0, demand=20.0),
         policy=Fifo(drops=False),
-        planner=planner,
         interval_s=50.0,
         check_s=1.0,
-        initial_demand=20.0,
         seed=3,
     )
     plans = report.plans
     jumps = plans[(plans.why == "demand changed") & (plans.asked_s <= 22)]
     assert jumps.asked_s.iloc[0] == 21
     assert jumps.demand.iloc[-1] > 80
-    assert [p.demand for p, _ in planner.asked] == plans.demand.tolist()
 
 
 def test_factors_are_learned_and_loads_are_told():
-    truth = (
-        replace(DETECT, variants=(Variant("d", 90.0, fixed(1.0), {"name": 5.0}),)),
-        NAME,
-    )
-    planner = Script(planned(d=2, large=2))
-    kwargs = {
-        "policy": Fifo(drops=False),
-        "planner": planner,
-        "duration_s": 200.0,
-        "interval_s": 10.0,
-        "truth": truth,
-    }
-    workload = Workload(arrivals=Poisson(rate=2.0))
-    problem = replace(PROBLEM, slo_s=1000.0)
-    simulate_pipeline(problem, workload, **kwargs)
-    assert planner.asked[0][0].tasks == PROBLEM.tasks
-    last, _ = planner.asked[20]
-    learned = last.tasks[0].variants[0].factors["name"]
-    assert learned == pytest.approx((20 * 2 + 400 * 5) / 420, rel=0.1)
-    assert last.current == {("detect", "d"): 2, ("name", "large"): 2}
-    planner.asked.clear()
-    kwargs["policy"] = Fifo(drops=False)
-    simulate_pipeline(problem, workload, learn_factors=False, **kwargs)
-    assert planner.asked[20][0].tasks == PROBLEM.tasks
-
-
-def test_planners_that_observe_are_told_the_load_of_each_task():
-    class Watching(Script):
-        def observe(self, now, rates):
-            self.seen = [*getattr(self, "seen", []), (now, rates)]
-
-    planner = Watching(planned(d=2, large=2))
-    simulate_pipeline(
-        replace(PROBLEM, slo_s=1000.0),
+    report, _ = run(
         Workload(arrivals=Poisson(rate=2.0)),
+        planned(d=2, large=2),
+        problem=replace(PROBLEM, slo_s=1000.0),
         policy=Fifo(drops=False),
-        planner=planner,
-        duration_s=100.0,
+        duration_s=200.0,
         interval_s=10.0,
-        items="fixed",
-        initial_demand=3.0,
+        told={"detect": {"d": {"name": 5.0}}},
     )
-    assert planner.seen[0] == (0, {"detect": 3.0, "name": 6.0})
-    rates = [r for now, r in planner.seen if 20 <= now <= 100]
-    mean = {t: sum(r[t] for r in rates) / len(rates) for t in ("detect", "name")}
-    assert mean["detect"] == pytest.approx(2, rel=0.5)
-    assert mean["name"] == pytest.approx(4, rel=0.5)
+    jobs = report.brain.asked
+    assert jobs[0].whole.trees[0]["detect"].factors == {"d": {"name": 5.0}}
+    last = jobs[20].whole
+    learned = last.trees[0]["detect"].factors["d"]["name"]
+    assert learned == pytest.approx((20 * 5 + 400 * 2) / 420, rel=0.1)
+    assert sorted(sorted(of.variants)[0] for of in last.current) == ["d", "d", "large", "large"]
 
 
 # -- distributions, seeds, arguments -----------------------------------------------------------
@@ -522,9 +504,9 @@ def test_fixed_items_have_the_factor_as_their_mean():
 
 def test_same_seed_same_run():
     def made(seed):
-        return simulate_pipeline(
-            PROBLEM,
-            Workload(arrivals=Poisson(rate=1.0)),
+        return simulate_application(
+            as_auto(replace(PROBLEM, demand=1.0)),
+            {"detect": Workload(arrivals=Poisson(rate=1.0))},
             policy=Fifo,
             duration_s=60.0,
             seed=seed,
@@ -544,7 +526,7 @@ def test_same_seed_same_run():
         ({"interval_s": 0.0}, "interval_s must be positive, got 0.0"),
         ({"load_s": -1.0}, "load_s must be at least 0, got -1.0"),
         ({"items": "normal"}, "items must be one of poisson, geometric, fixed, got 'normal'"),
-        ({"truth": (DETECT,)}, "truth must have the tasks and variants"),
+        ({"truth": as_auto(PROBLEM).models[:1]}, "truth must have the models detect, name"),
     ],
 )
 def test_bad_arguments(kwargs, message):
@@ -639,21 +621,6 @@ def test_no_request_is_lost(
     for _, of_worker in report.batches.groupby("worker", observed=True):
         assert (of_worker.started_s.iloc[1:].to_numpy() >= of_worker.finished_s.iloc[:-1]).all()
     assert (report.workers.workers <= problem.workers).all()
-
-
-def test_loki_plans_it():
-    report = simulate_pipeline(
-        replace(PROBLEM, workers=6, slo_s=20.0),
-        Workload(arrivals=Poisson(rate=1.5)),
-        policy=Fifo,
-        planner=loki.plan,
-        duration_s=60.0,
-        interval_s=10.0,
-        seed=5,
-    )
-    assert report.violation_ratio() < 0.05
-    assert report.accuracy() > 70
-    assert report.plans.feasible.all()
 
 
 def test_figures_of_a_report():

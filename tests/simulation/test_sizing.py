@@ -261,7 +261,7 @@ def test_a_pipeline_has_fewest_workers_with_any_and_with_the_best_variants():
     assert slower[1].workers > best.workers
     late = size(replace(what_if(ask, "slo=30ms"), most=10))
     assert [a.workers for a in late] == [None, None]
-    assert "slo_s 0.03 is too short" in late[0].why
+    assert "0.03 s, is too short" in late[0].why
 
 
 # -- what if, and the document -------------------------------------------------------------------

@@ -8,6 +8,7 @@ to real workers (`place.py`).
 from ray_slo.planning.auto.place import place, swaps
 from ray_slo.planning.auto.plan import Plan, Prices, Slot, Step
 from ray_slo.planning.auto.problem import (
+    LOKI,
     Demand,
     Hosted,
     Kind,
@@ -16,10 +17,12 @@ from ray_slo.planning.auto.problem import (
     Problem,
     Size,
     Variant,
+    most_accurate,
 )
 from ray_slo.planning.auto.steps import plan
 
 __all__ = [
+    "LOKI",
     "Demand",
     "Hosted",
     "Kind",
@@ -32,6 +35,7 @@ __all__ = [
     "Slot",
     "Step",
     "Variant",
+    "most_accurate",
     "place",
     "plan",
     "swaps",

@@ -16,6 +16,7 @@ small mixed-integer program chooses the groups:
                + accuracy that is lost + 10·cost, as a share of the highest
                + move_cost per model that moves + 100 per unit that is not in time
                + 100·(memory beyond the group's)⁺, as a share of it
+               + 20·(cost beyond the budget)⁺, as a share of it
 
 in points of accuracy. So loads are balanced if a group would be full. Otherwise a model goes to the
 cheapest group that loses no accuracy. A model moves only if the gain is larger than the cost of the
@@ -131,33 +132,39 @@ def _solved(
 ) -> dict[Unit, str]:
     groups = problem.groups
     demands = [Takes(problem, group) for group in groups]
-    told = np.zeros((2, len(groups)))  # time and memory that listed models take of each group
+    told = np.zeros((3, len(groups)))  # time, memory and cost of listed models in each group
     for unit in fixed:
         for model in unit:
             j = groups.index(chosen[model])
-            time, memory, *_ = demands[j].of_unit((model,))
-            told[:, j] += time if math.isfinite(time) else 0.0, memory
+            time, memory, _, cost = demands[j].of_unit((model,))
+            told[:, j] += time if math.isfinite(time) else 0.0, memory, cost
     made = np.array([[takes.of_unit(unit) for takes in demands] for unit in free])
-    full, needs, lost, cost = np.moveaxis(made, 2, 0)
+    full, needs, lost, costs = np.moveaxis(made, 2, 0)
     late = ~np.isfinite(full)
-    full, lost, cost = (np.where(late, 0.0, part) for part in (full, lost, cost))
-    dearest = cost.max(axis=1).sum()
+    full, lost, costs = (np.where(late, 0.0, part) for part in (full, lost, costs))
+    dearest = costs.max(axis=1).sum()
     penalty = LOST * late + lost - lost.min(axis=1, keepdims=True, initial=math.inf)
-    penalty = penalty + COST * cost / dearest if dearest else penalty
+    penalty = penalty + COST * costs / dearest if dearest else penalty
     for u, unit in enumerate(free):
         now = [problem.group_now.get(model) for model in unit]
         moved = [sum(n is not None and n != group for n in now) for group in groups]
         penalty[u] += problem.move_cost * np.array(moved)
     may = np.array([[group in allowed[unit] for group in groups] for unit in free], float)
-    values = _program(problem, full, needs, penalty, may, told)
+    values = _program(problem, full, needs, costs, penalty, may, told)
     if values is None:  # the time limit ended the search before any plan
-        costs = np.where(may > 0, penalty + OVER * full, math.inf)
-        return {unit: groups[j] for unit, j in zip(free, costs.argmin(axis=1), strict=True)}
+        worth = np.where(may > 0, penalty + OVER * full, math.inf)
+        return {unit: groups[j] for unit, j in zip(free, worth.argmin(axis=1), strict=True)}
     return {unit: groups[j] for unit, j in zip(free, values.argmax(axis=1), strict=True)}
 
 
 def _program(
-    problem: Problem, full: Floats, memory: Floats, penalty: Floats, may: Floats, told: Floats
+    problem: Problem,
+    full: Floats,
+    memory: Floats,
+    costs: Floats,
+    penalty: Floats,
+    may: Floats,
+    told: Floats,
 ) -> Floats | None:
     """Return whether each unit is in each group, 0 or 1, shape (units, groups)."""
     m = Milp("min")
@@ -168,15 +175,22 @@ def _program(
     short = m.variables("memory that is missing", count)
     top = m.variables("the fullest, over the average", 1)
     m.block("one group", (1, y), lower=1, upper=1)
-    time, space = told
+    unpaid = m.variables("cost beyond the budget, as a share of it", 1)
+    time, space, paid = told
     m.block("comfortable", (full.T, y.T), (-1, over[:, None]), upper=COMFORTABLE - time)
     m.block("all of its time", (full.T, y.T), (-1, beyond[:, None]), upper=1 - time)
     m.block("memory", (memory.T, y.T), (-1, short[:, None]), upper=1 - space)
+    budget = None if problem.present is not None else problem.budget_per_hour
+    if budget:
+        share = costs.ravel() / budget
+        m.block("budget", (share, y.ravel()), (-1, unpaid), upper=1 - paid.sum() / budget)
     average = (float(time.sum()) + float(full.mean(axis=1).sum())) / count
     if average > 0:
         each = np.broadcast_to(top, (count, 1))
         m.block("the fullest", (full.T / average, y.T), (-1, each), upper=-time / average)
-    m.objective((OVER, over), (FULL, beyond), (LOST, short), (EVEN, top), (penalty, y))
+    m.objective(
+        (OVER, over), (FULL, beyond), (LOST, short), (EVEN, top), (FULL, unpaid), (penalty, y)
+    )
     limit_s = min(problem.time_limit_s, _TIME_LIMIT_S)
     solution = m.solve(problem.backend, limit_s, _GAP, problem.seed)
     return solution[y] if solution.found else None
@@ -188,7 +202,6 @@ class Takes:
     def __init__(self, problem: Problem, group: str) -> None:
         self._problem = problem
         self._kinds = [kind for kind in problem.kinds if kind.group == group]
-        self._part = _affordable(problem)
         room = [problem.most(kind) * kind.memory_mb for kind in self._kinds]
         self._room_mb = sum(room) if room and all(room) else 0.0
 
@@ -284,7 +297,7 @@ class Takes:
                 for kind in self._kinds
                 if self._runs(variant, kind)
             }
-            capacity = self._part * sum(problem.most(k) * speed for k, speed in speeds.items())
+            capacity = sum(problem.most(k) * speed for k, speed in speeds.items())
             if capacity > 0:
                 prices = [k.price_per_hour / speed for k, speed in speeds.items() if speed]
                 found.append((variant, capacity, min(prices)))
@@ -303,11 +316,3 @@ class Takes:
             if self._time_s(latency_s) <= budget_s * (1 + 1e-9):
                 best = max(best, b / latency_s)
         return best
-
-
-def _affordable(problem: Problem) -> float:
-    """Return the share of all workers that the budget pays for."""
-    if problem.budget_per_hour is None or problem.present is not None:
-        return 1.0
-    all_of_them = sum(problem.most(kind) * kind.price_per_hour for kind in problem.kinds)
-    return min(1.0, max(problem.budget_per_hour, 1e-9) / all_of_them) if all_of_them else 1.0

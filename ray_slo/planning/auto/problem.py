@@ -25,14 +25,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from ray_slo.core.arguments import Above0, AtLeast0, NonNegative, Positive, check_fields
-from ray_slo.core.demand import poisson_rate
+from ray_slo.core.demand import HEADROOM_QUANTILE, poisson_rate
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.requests import WorkerId
 from ray_slo.core.trees import WAITING_FACTOR, Tree, TreeTask, root_and_class, tree_of_task
@@ -40,6 +40,15 @@ from ray_slo.planning.milp import Backend
 
 Percent = Annotated[float, Field(ge=0, le=100)]
 Objective = Literal["accuracy", "cost"]
+
+LOKI: Mapping[str, Any] = {
+    "sharing": False,
+    "headroom": False,
+    "headroom_quantile": HEADROOM_QUANTILE,
+    "fits_alone": True,
+}
+"""Loki's settings: a worker has one variant, and there is no room for bursts, except for a quantile
+of the demand (Loki §4)."""
 
 
 @dataclass(frozen=True)
@@ -364,6 +373,28 @@ class Problem:
 
     def variants_of(self, task: TreeTask) -> tuple[Variant, ...]:
         return self.model[task.model].variants
+
+
+def most_accurate(problem: Problem) -> Problem:
+    """Return the problem with only the most accurate variants of each model."""
+    models, names = [], set[str]()
+    for model in problem.models:
+        top = max(variant.accuracy for variant in model.variants)
+        kept = tuple(variant for variant in model.variants if variant.accuracy == top)
+        models.append(replace(model, variants=kept))
+        names |= {variant.name for variant in kept}
+    trees = [
+        replace(
+            tree,
+            tasks=tuple(
+                replace(task, factors={v: f for v, f in task.factors.items() if v in names})
+                for task in tree.tasks
+            ),
+        )
+        for tree in problem.trees
+    ]
+    current = tuple(replace(hosted, variants=hosted.variants & names) for hosted in problem.current)
+    return replace(problem, models=tuple(models), trees=tuple(trees), current=current)
 
 
 def _known(names: Collection[Any], known: Collection[Any], field: str, what: str) -> None:

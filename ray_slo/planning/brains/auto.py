@@ -180,6 +180,11 @@ class AutoBrain(Brain):
             self._settled_since = math.inf
 
     @property
+    def first_workers(self) -> Mapping[str, int] | None:
+        """The initial number of workers by kind, if the setting says it."""
+        return self._setting.first_workers or None
+
+    @property
     def start_s(self) -> float | None:
         return min(self._known.starts_s.values(), default=None)
 
@@ -432,6 +437,7 @@ class AutoBrain(Brain):
             "planned_demand": sum(one.rate for one in job.whole.demand.values()),
             "step": plan.step,
             "accuracy": plan.accuracy,
+            "swaps": plan.swaps,
             "bad_rate": bad_share(job.whole, plan, job.factors),
             "served": dict(plan.served),
             "cost_per_hour": best(self._solved.whole).cost_per_hour,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from ray_slo.planning.brains.brain import Key
 from ray_slo.planning.result import Infeasible
 
 Made = Plan | Infeasible[Plan]
+Planner = Callable[[Problem, Plan | None], Made]
 
 
 class Job(NamedTuple):
@@ -66,16 +67,20 @@ def best(answer: Made) -> Plan:
     return answer.best_effort if isinstance(answer, Infeasible) else answer
 
 
-def solve(job: Job) -> Plans:
-    """Return both plans of a job. This runs as a Ray task."""
-    whole = _useful(job.whole, job.last)
+def solve(job: Job, plan: Planner = auto.plan) -> Plans:
+    """Return both plans of a job. This runs as a Ray task.
+
+    Args:
+        plan: another planner, to compare.
+    """
+    whole = _useful(job.whole, job.last, plan)
     wanted, present = best(whole).workers, job.present
     if not any(present.values()) or all(n <= present.get(k, 0) for k, n in wanted.items()):
         return Plans(whole, whole)
-    return Plans(whole, _useful(job.meanwhile(best(whole).group_of), job.last))
+    return Plans(whole, _useful(job.meanwhile(best(whole).group_of), job.last, plan))
 
 
-def _useful(problem: Problem, last: Plan | None) -> Made:
+def _useful(problem: Problem, last: Plan | None, plan: Planner) -> Made:
     """Return the plan, or one that serves more if that serves nothing.
 
     If each worker has one variant, and there are fewer workers than tasks, workers share. If no
@@ -83,15 +88,15 @@ def _useful(problem: Problem, last: Plan | None) -> Made:
     time. If no path is fast enough even so, workers load the fastest variants, for clients that
     bring a longer SLO. With an accuracy floor, they do not.
     """
-    made = auto.plan(problem, last)
+    made = plan(problem, last)
     if not isinstance(made, Infeasible) or made.best_effort.slots:
         return made
     if not problem.sharing:
         problem = replace(problem, sharing=True, fits_alone=False)
-        if best(eased := auto.plan(problem)).slots:
+        if best(eased := plan(problem, None)).slots:
             why = f"{made.reason} if each worker has one variant, so workers share"
             return replace(made, reason=why, best_effort=best(eased))
-    hurried = best(auto.plan(replace(problem, waiting_factor=1.0)))
+    hurried = best(plan(replace(problem, waiting_factor=1.0), None))
     if hurried.slots:
         return replace(made, best_effort=hurried)
     if problem.accuracy_floor:

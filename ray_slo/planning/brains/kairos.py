@@ -39,9 +39,8 @@ from pydantic import (
     PositiveInt,
     field_validator,
 )
-from scipy.stats import poisson
 
-from ray_slo.core.demand import HEADROOM_QUANTILE, Rate
+from ray_slo.core.demand import HEADROOM_QUANTILE, Rate, poisson_rate
 from ray_slo.core.documents import Strict
 from ray_slo.planning import kairos
 from ray_slo.planning.brains.brain import FIRST, Brain, Counts, NotYet, Seen, Verdict, Wanted
@@ -382,7 +381,7 @@ class KairosBrain(Brain):
 
     def _with_headroom(self, rate: float) -> float:
         """Return a quantile of the arrivals in a second, if these are Poisson at `rate`."""
-        return max(rate, float(poisson.ppf(HEADROOM_QUANTILE, rate)))
+        return poisson_rate(rate, HEADROOM_QUANTILE, 1.0)
 
     def _limit(self, kind: str) -> int:
         paid = self._args.budget_per_hour / self._setting.types[kind].price_per_hour

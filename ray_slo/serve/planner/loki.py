@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ray_slo.core.demand import HEADROOM_QUANTILE
 from ray_slo.planning import auto
 from ray_slo.serve.planner.auto import FOLLOWS, Auto
 from ray_slo.serve.planner.plugin import arguments_of
@@ -18,17 +17,10 @@ _OURS = {"objective", "budget_per_hour", "sharing", "move_cost", "target_bad", "
 
 
 class Loki(Auto):
-    """`auto` with Loki's settings: one variant per worker, and no room for bursts, except for a
-    quantile of the demand."""
+    """`auto` with Loki's settings."""
 
     Arguments = arguments_of(auto.Problem, without=FOLLOWS | _OURS | {"waiting_factor"})
-    settings: ClassVar[Mapping[str, Any]] = {
-        **Auto.settings,
-        "sharing": False,
-        "headroom": False,
-        "headroom_quantile": HEADROOM_QUANTILE,
-        "fits_alone": True,
-    }
+    settings: ClassVar[Mapping[str, Any]] = {**Auto.settings, **auto.LOKI}
     default_policy = "pipeline"
     assigns = True
     chooses_groups = reads_classes = False

@@ -15,14 +15,13 @@ from pydantic import (
 )
 
 from ray_slo.core.cluster import DispatchDelay
-from ray_slo.core.demand import HEADROOM_QUANTILE
 from ray_slo.core.documents import DelayMs, ProfileSpec, SloMs, Strict, exactly_one
 from ray_slo.core.explain import Misplaced, placed
 from ray_slo.core.names import listed, nearest
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.text import text_of
 from ray_slo.core.trees import Tree, TreeTask
-from ray_slo.planning import loki
+from ray_slo.planning import auto
 from ray_slo.planning.catalogue import CATALOGUE, InstanceType, load_catalogue
 from ray_slo.policies.registry import DEFAULT, POLICIES, make_policy, refuse_sizes
 from ray_slo.simulation.sizing.question import KIND, Question
@@ -93,7 +92,7 @@ class StageSpec(_Document):
 
 
 class PipelineSpec(_Document):
-    """A tree of tasks under one SLO, as in `loki.Problem`.
+    """A tree of tasks under one SLO, planned as by Loki.
 
     Attributes:
         latency_slo_ms: end-to-end SLO, milliseconds.
@@ -126,27 +125,26 @@ class PipelineSpec(_Document):
         with placed(f"pipeline.tasks.{task}.variants.{variant}.profile"):
             return self.tasks[task].variants[variant].profile.build(variant, base)
 
-    def build(self, base: Path) -> loki.Problem:
+    def build(self, base: Path) -> auto.Problem:
         """The problem, without its demand and its number of workers."""
-        tasks = tuple(
-            loki.Task(
-                name,
-                tuple(
-                    loki.Variant(v, s.accuracy, self._profile(name, v, base), s.factors)
-                    for v, s in task.variants.items()
-                ),
-                task.parent,
+        models, tasks = [], []
+        for name, task in self.tasks.items():
+            variants = (
+                auto.Variant(v, s.accuracy, {KIND: self._profile(name, v, base)})
+                for v, s in task.variants.items()
             )
-            for name, task in self.tasks.items()
-        )
-        return loki.Problem(
-            tasks,
-            demand=0.0,
-            workers=1,
-            slo_s=self.latency_slo_ms / 1e3,
+            models.append(auto.Model(name, tuple(variants)))
+            factors = {v: s.factors for v, s in task.variants.items()}
+            tasks.append(TreeTask(name, name, task.parent, factors))
+        root = next(name for name, task in self.tasks.items() if task.parent is None)
+        return auto.Problem(
+            tuple(models),
+            (Tree(root, tuple(tasks), {"": self.latency_slo_ms / 1e3}),),
+            {},
+            (auto.Kind(KIND, 1, 1),),
             batch_sizes=tuple(self.batch_sizes),
             communication_s=self.communication_ms / 1e3,
-            headroom_quantile=HEADROOM_QUANTILE,
+            **auto.LOKI,
         )
 
 

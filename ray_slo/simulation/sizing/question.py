@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ray_slo.core.cluster import DispatchDelay, Model
-from ray_slo.planning import loki
+from ray_slo.planning import auto
 from ray_slo.planning.catalogue import InstanceType
 from ray_slo.simulation.report import in_ms
 from ray_slo.simulation.workloads import Workload
@@ -36,7 +36,7 @@ class Question:
         most: the largest number of workers, or of pools, in the search.
         types: instance types, each of which is a kind of worker; empty if all workers are alike.
         budget_per_hour: the most that a pool may cost per hour.
-        pipeline: the problem of a pipeline; the search sets its `demand` and `workers`.
+        pipeline: the problem of a pipeline; the search sets its demand and its workers.
     """
 
     models: tuple[Model, ...]
@@ -53,7 +53,7 @@ class Question:
     most: int = 1000
     types: tuple[InstanceType, ...] = ()
     budget_per_hour: float | None = None
-    pipeline: loki.Problem | None = None
+    pipeline: auto.Problem | None = None
 
 
 @dataclass(frozen=True)

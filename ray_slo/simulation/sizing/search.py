@@ -14,7 +14,7 @@ worst over the seeds.
   that of every cheaper one. The candidates are ordered by cost, and bisection finds the first that
   passes. With a budget, there is a second answer: the pool with the highest throughput within the
   budget.
-* *Pipelines*: the number of workers for `loki.plan`, with all variants and with only the most
+* *Pipelines*: the number of workers for Loki's plan, with all variants and with only the most
   accurate ones.
 
 Worked example: ℓ(b) = b + 5 ms, an SLO of 25 ms, 3600 requests/s. A batch of 20 takes 25 ms, so a
@@ -25,17 +25,21 @@ have to run batches of 20 without a gap, of requests that have just arrived; `de
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from ray_slo.core.cluster import Cluster, Worker
 from ray_slo.core.policy import Policy
-from ray_slo.planning import fluid, kairos, loki
+from ray_slo.planning import auto, fluid, kairos
+from ray_slo.planning.brains.auto import AutoBrain
+from ray_slo.planning.brains.brain import Seen
 from ray_slo.planning.result import Infeasible
 from ray_slo.policies.registry import policy_for
-from ray_slo.simulation.pipelines import simulate_pipeline
+from ray_slo.simulation.application import auto_brain, simulate_application
 from ray_slo.simulation.report import Report
 from ray_slo.simulation.search import goodput_search
 from ray_slo.simulation.simulator import simulate
@@ -411,44 +415,46 @@ def _shares(report: Report) -> dict[str, float]:
 # -- pipelines ---------------------------------------------------------------------------------
 
 
-def _pipeline(question: Question, problem: loki.Problem) -> Iterator[Answer]:
+def _pipeline(question: Question, problem: auto.Problem) -> Iterator[Answer]:
     """The fewest workers with any variants, and with the most accurate alone."""
-    best = tuple(
-        replace(t, variants=tuple(v for v in t.variants if v.accuracy == _top(t)))
-        for t in problem.tasks
-    )
+    best = auto.most_accurate(problem)
     for policy in question.policies:
         yield _stages(question, policy, problem, f"{policy[0]}, any variants")
-        if best != problem.tasks:
-            accurate = replace(problem, tasks=best)
-            yield _stages(question, policy, accurate, f"{policy[0]}, most accurate variants")
+        if best != problem:
+            yield _stages(question, policy, best, f"{policy[0]}, most accurate variants")
 
 
-def _top(task: loki.Task) -> float:
-    return max(v.accuracy for v in task.variants)
+class _Still(AutoBrain):
+    """Keeps its first plan."""
+
+    def due(self, now: float, seen: Seen) -> str:
+        return super().due(now, seen) if self._solved is None else ""
 
 
-def _stages(question: Question, policy: Named, problem: loki.Problem, name: str) -> Answer:
-    demand, begin = question.workload.rate, question.warmup_s
-    problem = replace(problem, demand=demand, accuracy_floor=question.accuracy_floor)
-    plans: dict[int, loki.Plan | Infeasible[loki.Plan]] = {}
+def _stages(question: Question, policy: Named, problem: auto.Problem, name: str) -> Answer:
+    rate, begin = question.workload.rate, question.warmup_s
+    (root,) = problem.streams
+    problem = replace(
+        problem, demand={root: auto.Demand(rate)}, accuracy_floor=question.accuracy_floor
+    )
+    plans: dict[int, auto.Plan | Infeasible[auto.Plan]] = {}
+    # Where the load changes, plan every period, as the application does.
+    stays = question.workload.length_s is None
 
     def run(n: int, seed: int) -> Figures | None:
+        asked = replace(problem, kinds=(auto.Kind(KIND, 1, n),))
         if n not in plans:
-            plans[n] = loki.plan(replace(problem, workers=n))
-        made = plans[n]
-        if isinstance(made, Infeasible):
+            plans[n] = auto.plan(asked)
+        if isinstance(plans[n], Infeasible):
             return None
-        # Where the load changes, plan every period, as the application does.
-        stays = question.workload.length_s is None
-        report = simulate_pipeline(
-            replace(problem, workers=n),
-            question.workload,
-            planner=(lambda problem, last: made) if stays else loki.plan,
+        report = simulate_application(
+            asked,
+            {root: question.workload},
+            planner=partial(auto_brain, brain=_Still if stays else AutoBrain),
             policy=policy[0],
             policy_kwargs=policy[1],
             duration_s=question.duration_s,
-            initial_demand=demand,
+            interval_s=2 * question.duration_s if stays else 10.0,
             latency_noise=question.latency_noise,
             seed=seed,
         )
@@ -464,7 +470,7 @@ def _stages(question: Question, policy: Named, problem: loki.Problem, name: str)
         )
 
     search = Search(question, run)
-    n = search.smallest(question.guess or len(problem.tasks), question.most)
+    n = search.smallest(question.guess or len(problem.models), question.most)
     probes = tuple(search.probes)
     if n is None:
         made = plans[question.most]
@@ -473,8 +479,6 @@ def _stages(question: Question, policy: Named, problem: loki.Problem, name: str)
             why = made.reason
         return Answer(name, None, None, why, probes=probes)
     made = plans[n]
-    assert isinstance(made, loki.Plan)
-    counts: dict[str, int] = {}
-    for a in made.assignments:
-        counts[a.variant] = counts.get(a.variant, 0) + a.workers
-    return Answer(name, counts, search.worst(n), made.explanation, probes=probes)
+    assert isinstance(made, auto.Plan)
+    counts = Counter(part.variant for slot in made.slots for part in slot.parts)
+    return Answer(name, dict(counts), search.worst(n), made.explanation, probes=probes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 from ray_slo.simulation.sizing.question import Question
 
@@ -60,27 +61,19 @@ def _changed(question: Question, key: str, text: str) -> Question:
 
 
 def _slower(question: Question, factor: float) -> Question:
-    models = tuple(
-        replace(
-            m,
-            variants=tuple(
-                replace(v, profiles={k: p.scaled(factor) for k, p in v.profiles.items()})
-                for v in m.variants
-            ),
+    def slower(model: Any) -> Any:
+        scaled = (
+            replace(v, profiles={k: p.scaled(factor) for k, p in v.profiles.items()})
+            for v in model.variants
         )
-        for m in question.models
-    )
+        return replace(model, variants=tuple(scaled))
+
     pipeline = question.pipeline
-    if pipeline is not None:
-        tasks = tuple(
-            replace(
-                t,
-                variants=tuple(replace(v, profile=v.profile.scaled(factor)) for v in t.variants),
-            )
-            for t in pipeline.tasks
-        )
-        pipeline = replace(pipeline, tasks=tasks)
-    return replace(question, models=models, pipeline=pipeline)
+    return replace(
+        question,
+        models=tuple(map(slower, question.models)),
+        pipeline=pipeline and replace(pipeline, models=tuple(map(slower, pipeline.models))),
+    )
 
 
 def _other_slo(question: Question, factor: float | None, slo_s: float, text: str) -> Question:
@@ -94,9 +87,13 @@ def _other_slo(question: Question, factor: float | None, slo_s: float, text: str
         mix = [s.model_copy(update={"slo_ms": factor * s.slo_ms}) for s in workload.slo_mix]
         workload = workload.model_copy(update={"slo_mix": mix})
     pipeline = question.pipeline
+    if pipeline is not None:
+        (tree,) = pipeline.trees
+        tree = replace(tree, slos_s={c: other(slo_s) for c, slo_s in tree.slos_s.items()})
+        pipeline = replace(pipeline, trees=(tree,))
     return replace(
         question,
         workload=workload,
         models=tuple(replace(m, latency_slo_s=other(m.latency_slo_s)) for m in question.models),
-        pipeline=pipeline and replace(pipeline, slo_s=other(pipeline.slo_s)),
+        pipeline=pipeline,
     )

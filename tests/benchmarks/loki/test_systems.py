@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 
 from benchmarks.loki.systems import Day, compare, figures, planned_for, plot_days, problem
+from benchmarks.loki.terms import Task, Variant
 from ray_slo.core import LatencyProfile
-from ray_slo.planning.loki import Task, Variant
 
 TASKS = (
     Task("detect", (Variant("d", 90.0, LatencyProfile.linear(0.01, 0.01, 8), {"name": 2.0}),)),

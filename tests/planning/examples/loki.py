@@ -1,9 +1,9 @@
-"""Problems of `planning.loki` that several tests solve."""
+"""Problems of `benchmarks.loki.terms` that several tests solve."""
 
 from dataclasses import replace
 
+from benchmarks.loki.terms import Problem, Task, Variant
 from ray_slo.core.profiles import LatencyProfile
-from ray_slo.planning.loki import Problem, Task, Variant
 
 
 def linear(alpha_ms, beta_ms, most=8):

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ray_slo.planning.loki.problem import Problem
+from benchmarks.loki.terms.problem import Problem
+from ray_slo.planning.routing import Worker
 
 Step = Literal["hardware", "accuracy", "share"]
 
@@ -118,3 +119,27 @@ def explain(problem: Problem, made: Plan, swaps: int) -> str:
     if problem.current is not None:
         parts.append(f"{swaps} workers change their variant.")
     return " ".join(parts)
+
+
+def workers_of(problem: Problem, plan: Plan, *, as_planned: bool = True) -> list[Worker]:
+    """Return the workers of a plan, with ids (task, variant, batch size, number).
+
+    With `as_planned`, workers are first filled to their planned rates. So there is capacity for any
+    demand up to the planned one. Without it, this is exactly Algorithm 1: accurate detectors are
+    saturated even if the plan does not saturate them. They may then find more items than the plan
+    has workers for.
+    """
+    variants = {(t.name, v.name): v for t in problem.tasks for v in t.variants}
+    return [
+        Worker(
+            (a.task, a.variant, a.batch_size, i),
+            a.task,
+            variants[a.task, a.variant].accuracy,
+            a.throughput,
+            a.latency_s,
+            variants[a.task, a.variant].factors,
+            a.load / a.workers if as_planned else None,
+        )
+        for a in plan.assignments
+        for i in range(a.workers)
+    ]

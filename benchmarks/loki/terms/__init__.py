@@ -1,4 +1,5 @@
-"""Loki: variants, replicas and batch sizes of a tree of models under one latency SLO (Loki §4).
+"""Loki's problems and plans in the paper's terms (§4): variants, replicas and batch sizes of a tree
+of models under one latency SLO. The programs here, and the tests of `auto`, use them.
 
 A request enters at the root. A task's variant makes a number of requests from it for each child
 task. There are three steps. Each is a mixed-integer linear program with the same constraints:
@@ -30,11 +31,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from benchmarks.loki.terms.plans import Assignment, PathShare, Plan, Step, explain, swaps_of
+from benchmarks.loki.terms.problem import Problem, Task, Variant, fastest
 from ray_slo.core.trees import Tree, TreeTask
 from ray_slo.planning import auto
 from ray_slo.planning.auto.program import Program
-from ray_slo.planning.loki.plans import Assignment, PathShare, Plan, Step, explain, swaps_of
-from ray_slo.planning.loki.problem import Problem, Task, Variant, fastest
 from ray_slo.planning.result import Infeasible
 
 __all__ = [
@@ -90,7 +91,7 @@ def plan(problem: Problem, last: Plan | None = None) -> Plan | Infeasible[Plan]:
 
 def as_auto(problem: Problem) -> auto.Problem:
     """Return the same problem for `auto`: one kind of workers, one variant per worker, and no room
-    for bursts beside the headroom of the demand."""
+    for bursts except for the quantile of the demand."""
     root = problem.order[0].name
     models = (
         auto.Model(
@@ -110,12 +111,10 @@ def as_auto(problem: Problem) -> auto.Problem:
     return auto.Problem(
         tuple(models),
         (Tree(root, tuple(tasks), {"": problem.slo_s}, problem.path_accuracies),),
-        {root: auto.Demand(problem.planned_demand)},
+        {root: auto.Demand(problem.demand)},
         (auto.Kind(_KIND, 0, problem.workers),),
         current=tuple(auto.Hosted(f"{i}", _KIND, its) for i, its in enumerate(loaded)),
-        sharing=False,
-        headroom=False,
-        **{name: getattr(problem, name) for name in _SAME},
+        **{**auto.LOKI, **{name: getattr(problem, name) for name in _SAME}},
     )
 
 
@@ -125,6 +124,8 @@ _SAME = (
     "batch_sizes",
     "communication_s",
     "fits_alone",
+    "headroom_period_s",
+    "headroom_quantile",
     "max_swaps",
     "relative_gap",
     "seed",
