@@ -41,8 +41,9 @@ _TICK_S = 0.25
 # the scheduler itself does not run, and then the missing polls are not the client's fault.
 _UNREAD_TICKS = 4
 _SILENT_TICKS = round(_CLIENT_GONE_S / _TICK_S)
-# Workers finished batches for this scheduler so many seconds ago: it serves. It is believed if this
-# process did not stand still lately, at most once in the last time.
+# A scheduler serves if workers finished a batch for it in the last `_SERVED_S` seconds. What came
+# while this process stood still (no tick for `_STOOD_S`) proves nothing, for `_STEADY_S`. It stays
+# the leader for this reason at most once in `_ONCE_S`.
 _SERVED_S, _STOOD_S, _STEADY_S, _ONCE_S = 0.25, 0.4, 2.0, 30.0
 
 
@@ -124,10 +125,8 @@ class SchedulerActor(AppActor):
         """Return whether workers serve for this scheduler now. Then its frontends were never told
         that it is silent: the other one was cut off from them, and chosen by those on its side. Its
         connections may take as long again as it was away until they work."""
-        if now - self._ticked_at > _STOOD_S:
-            self._stood_at = now
-        is_steady = now - self._stood_at > _STEADY_S and now - self._stayed_at > _ONCE_S
-        return is_steady and now - self._served_at < _SERVED_S
+        ran = now - self._ticked_at < _STOOD_S and now - self._stood_at > _STEADY_S
+        return ran and now - self._stayed_at > _ONCE_S and now - self._served_at < _SERVED_S
 
     async def lead(self, client: str, highest: int) -> None:
         """Begin to lead, if the actor does not lead, and tell the client.
