@@ -76,9 +76,9 @@ class Case(systems.Case):
     def profiles(self) -> dict[str, LatencyProfile]:
         return dict(self.latencies)
 
-    def problem(self, **kwargs: Any) -> kairos.Problem:
+    def problem(self, **kwargs: Any) -> kairos.Market:
         recent = self.sizes.quantiles((np.arange(2000) + 0.5) / 2000)
-        return kairos.Problem(
+        return kairos.Market(
             TYPES, self.profiles(), self.slo_s, recent, self.budget, base=BASE, **kwargs
         )
 

@@ -69,10 +69,10 @@ class Case:
     def profiles(self) -> dict[str, LatencyProfile]:
         return zoo()[self.model][1]
 
-    def problem(self, **kwargs: Any) -> kairos.Problem:
+    def problem(self, **kwargs: Any) -> kairos.Market:
         """Return the planner's problem, with 2000 quantiles as recent sizes."""
         quantiles = (np.arange(2000) + 0.5) / 2000
-        return kairos.Problem(
+        return kairos.Market(
             TYPES,
             self.profiles(),
             self.slo_s,
@@ -112,10 +112,10 @@ def zoo() -> Mapping[str, tuple[float, dict[str, LatencyProfile]]]:
     return read
 
 
-def planned(problem: kairos.Problem, *how: Any) -> kairos.Plan:
+def planned(problem: kairos.Market, *how: Any) -> kairos.Rented:
     """Return the planner's choice; fails if there is none."""
     plan = kairos.plan(problem, *how)
-    assert isinstance(plan, kairos.Plan)
+    assert isinstance(plan, kairos.Rented)
     return plan
 
 
@@ -169,7 +169,7 @@ def report_of(
 
 
 def searched(
-    problem: kairos.Problem, evaluate: Callable[[Configuration], float], **how: Any
+    problem: kairos.Market, evaluate: Callable[[Configuration], float], **how: Any
 ) -> kairos.Found:
     """Return the configuration that Kairos+ finds; fails if there is none."""
     found = kairos.search(problem, evaluate, **how)

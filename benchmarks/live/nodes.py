@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -285,7 +286,10 @@ def seen_of(mode: str, quick: bool, seed: int, names: Sequence[str], folder: str
     found = []
     for name in all_names:
         order = [str(int(quick)), str(seed), name, folder, str(int(not impossible))]
-        found += result_of("benchmarks.live.nodes", mode, order, prefix=prefix)
+        try:
+            found += result_of("benchmarks.live.nodes", mode, order, prefix=prefix)
+        except subprocess.CalledProcessError:  # its error is printed; the other faults go on
+            print(f"{mode}, {name}: not run, see above", file=sys.stderr, flush=True)
     return [Seen.from_json(one) for one in found]
 
 
@@ -336,7 +340,7 @@ def deploy(ground: Ground, one: OfNodes) -> None:
 
 
 def move_planner(ground: Ground, node: int) -> None:
-    """Let Ray restart the planner until it is on the node.
+    """End the planner until another one is made on the node: it is made where it is called.
 
     Raises:
         TimeoutError: it came to other nodes again and again.
@@ -349,7 +353,8 @@ def move_planner(ground: Ground, node: int) -> None:
         if found and number_of(ground, found[0]) == node:
             return
         if found:
-            ray.kill(ray.get_actor(PLANNER, NAMESPACE), no_restart=False)
+            with contextlib.suppress(ValueError):  # it is ending already
+                ray.kill(ray.get_actor(PLANNER, NAMESPACE))
         time.sleep(2.0)
     raise TimeoutError(f"the planner came to no node {node} within {STARTED_S:g} s")
 

@@ -42,7 +42,8 @@ from benchmarks.own.applications import (
 )
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.planning import auto
-from ray_slo.planning.brains.auto import AutoBrain, AutoSetting
+from ray_slo.planning.brains.auto import AutoBrain
+from ray_slo.planning.brains.auto_jobs import AutoSetting
 from ray_slo.serve.planner.loki import Loki
 from ray_slo.simulation import simulate_application
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ray_slo.planning import auto
-from ray_slo.planning.brains.auto import AutoBrain, AutoSetting
-from ray_slo.planning.brains.auto_jobs import best
+from ray_slo.planning.brains.auto import AutoBrain
+from ray_slo.planning.brains.auto_jobs import AutoSetting
+from ray_slo.planning.result import best
 
 
 class InferLineBrain(AutoBrain):

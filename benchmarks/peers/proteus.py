@@ -33,8 +33,8 @@ from ray_slo.core.cluster import Assigned
 from ray_slo.core.demand import Rate, poisson_rate
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.planning.auto import Plan, Prices, Problem, Slot, Variant
-from ray_slo.planning.brains.auto import AutoBrain, AutoSetting
-from ray_slo.planning.brains.auto_jobs import Job, Plans, solve
+from ray_slo.planning.brains.auto import AutoBrain
+from ray_slo.planning.brains.auto_jobs import AutoSetting, Job, Plans, solve
 from ray_slo.planning.brains.brain import Counts
 from ray_slo.planning.milp import Indices, Milp
 from ray_slo.planning.result import Infeasible

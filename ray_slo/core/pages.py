@@ -24,7 +24,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     ),
     "policy": (f"{_SERVE}.policy.PolicyConfig",),
     "groups": (f"{_SERVE}.workers.GroupConfig",),
-    "planner": (f"{_SERVE}.app.PlannerConfig", "planning.brains.kairos.Arguments"),
+    "planner": (f"{_SERVE}.app.PlannerConfig", "planning.kairos.solver.Arguments"),
     "pipelines": (f"{_SERVE}.pipeline.PipelineConfig",),
     "tasks": (f"{_SERVE}.pipeline.TaskConfig",),
     "decision_log": (f"{_SERVE}.app.DecisionLogConfig",),

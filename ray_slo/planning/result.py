@@ -22,3 +22,8 @@ class Infeasible(Generic[P]):
     reason: str
     best_effort: P
     proven: bool = True
+
+
+def best(answer: P | Infeasible[P]) -> P:
+    """Return the plan to carry out: the answer, or its best effort if it is infeasible."""
+    return answer.best_effort if isinstance(answer, Infeasible) else answer

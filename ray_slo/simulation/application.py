@@ -33,7 +33,8 @@ from ray_slo.core.names import listed, nearest
 from ray_slo.core.policy import Policy, unwrapped
 from ray_slo.planning import auto
 from ray_slo.planning.auto.groups import in_groups
-from ray_slo.planning.brains.auto import AutoBrain, AutoSetting
+from ray_slo.planning.brains.auto import AutoBrain
+from ray_slo.planning.brains.auto_jobs import AutoSetting
 from ray_slo.planning.brains.brain import Brain
 from ray_slo.planning.result import Infeasible
 from ray_slo.policies.registry import (

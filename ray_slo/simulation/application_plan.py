@@ -20,9 +20,8 @@ from ray_slo.core.policy import Expected
 from ray_slo.planning import auto
 from ray_slo.planning.auto.expected import expected
 from ray_slo.planning.brains.auto import assignments
-from ray_slo.planning.brains.auto_jobs import best
 from ray_slo.planning.brains.streams import Burstiness
-from ray_slo.planning.result import Infeasible
+from ray_slo.planning.result import Infeasible, best
 from ray_slo.simulation.application_spec import ApplicationSpec
 from ray_slo.simulation.arrivals import Trace
 from ray_slo.simulation.workloads import Requests, Workload

@@ -12,7 +12,7 @@ from ray_slo.core.cluster import Cluster, Model, Variant, Worker
 from ray_slo.core.policy import Policy, PolicyWrapper, unwrapped
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.trees import DEFAULT_CLASS, Tree, TreeTask
-from ray_slo.planning.kairos import Configuration, Problem
+from ray_slo.planning.kairos import Configuration, Market
 from ray_slo.policies.auto import Auto
 from ray_slo.policies.registry import live_arguments, policy_for
 from ray_slo.simulation.search import goodput_search
@@ -25,7 +25,7 @@ _MANY = 200  # with more requests within one SLO, chance does not matter
 def sustained(
     make_policy: Callable[[], Policy],
     model: str,
-    problem: Problem,
+    market: Market,
     configuration: Configuration,
     most: float,
     requests: int,
@@ -37,17 +37,17 @@ def sustained(
         most: upper bound on the rate.
         requests: number of requests in each simulated run.
     """
-    served = Model(model, problem.latency_slo_s, (Variant(model, dict(problem.profiles)),))
+    served = Model(model, market.latency_slo_s, (Variant(model, dict(market.profiles)),))
     workers = [
         Worker(f"{kind.name}-{i}", kind.name, frozenset({model}))
-        for kind in problem.types
+        for kind in market.types
         for i in range(configuration.get(kind.name, 0))
     ]
     duration_s = requests / most
     found = goodput_search(
         make_policy,
         Cluster.of([served], workers),
-        Workload.poisson(1.0, sizes=Measured(values=np.asarray(problem.sizes).tolist())),
+        Workload.poisson(1.0, sizes=Measured(values=np.asarray(market.sizes).tolist())),
         duration_s=duration_s,
         warmup_s=0.05 * duration_s,
         start_rate=0.8 * most,

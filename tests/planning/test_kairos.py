@@ -12,7 +12,7 @@ from ray_slo.core import LatencyProfile
 from ray_slo.planning import Infeasible
 from ray_slo.planning.catalogue import CATALOGUE, load_catalogue
 from ray_slo.planning.kairos import (
-    Problem,
+    Market,
     configurations,
     fluid_bounds,
     paper_bounds,
@@ -32,7 +32,7 @@ def figure_7(auxiliary_s=0.02, large_share=0.2, budget=2.0):
         "base": LatencyProfile([small, large]),
         "aux": LatencyProfile([auxiliary_s, 1.0]),
     }
-    return Problem([kind("base", 1.0), kind("aux", 0.3)], profiles, 0.1, sizes, budget)
+    return Market([kind("base", 1.0), kind("aux", 0.3)], profiles, 0.1, sizes, budget)
 
 
 def test_equation_11_auxiliary_is_the_bottleneck():
@@ -198,15 +198,15 @@ def test_infeasible_says_why_and_does_what_it_can():
     profiles = {"a": LatencyProfile.linear(0.01, 0, 100), "b": LatencyProfile.linear(0.02, 0, 100)}
     sizes = list(range(1, 101))
     kinds = [kind("a", 1.0), kind("b", 0.4)]
-    late = plan(Problem(kinds, profiles, 0.5, sizes, 2.0, xi=1.0))
+    late = plan(Market(kinds, profiles, 0.5, sizes, 2.0, xi=1.0))
     assert isinstance(late, Infeasible)
     assert "no type meets the SLO at every size; best effort serves sizes up to 50" in late.reason
     assert late.best_effort.counts
-    poor = plan(Problem(kinds, profiles, 1.0, sizes, 0.5, xi=1.0))
+    poor = plan(Market(kinds, profiles, 1.0, sizes, 0.5, xi=1.0))
     assert isinstance(poor, Infeasible)
     assert "one a costs 1 per hour, the budget is 0.5; best effort" in poor.reason
     assert poor.best_effort.counts == {"b": 1}
-    nothing = search(Problem(kinds, profiles, 0.001, sizes, 2.0), lambda c: 1.0)
+    nothing = search(Market(kinds, profiles, 0.001, sizes, 2.0), lambda c: 1.0)
     assert isinstance(nothing, Infeasible)
     assert nothing.best_effort.counts == {}
 
@@ -232,9 +232,9 @@ def test_bad_problems(change, message):
         "budget_per_hour": 2.0,
     }
     with pytest.raises(ValueError, match=message):
-        Problem(**{**fields, **change})
+        Market(**{**fields, **change})
     with pytest.raises(ValueError, match="bound must be one of paper, fluid, got 'best'"):
-        plan(Problem(**fields), "best")
+        plan(Market(**fields), "best")
 
 
 def test_table_4_and_catalogues_of_ones_own(tmp_path):

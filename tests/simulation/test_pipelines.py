@@ -13,9 +13,9 @@ from benchmarks.loki.terms import Problem, Task, Variant, as_auto
 from ray_slo.core import Decision, Dispatch, Drop, DropReason, LatencyProfile
 from ray_slo.core.cluster import Assigned
 from ray_slo.planning import auto
-from ray_slo.planning.brains.auto import AutoBrain, AutoSetting
-from ray_slo.planning.brains.auto_jobs import Plans, best
-from ray_slo.planning.result import Infeasible
+from ray_slo.planning.brains.auto import AutoBrain
+from ray_slo.planning.brains.auto_jobs import AutoSetting, Plans
+from ray_slo.planning.result import Infeasible, best
 from ray_slo.simulation import Poisson, PolicyError, Times, Trace, Workload, simulate_application
 from ray_slo.simulation.pipeline_report import PipelineReport
 

@@ -90,6 +90,8 @@ def late_by_stream(problem: Problem, plan: Plan, demand: Mapping[str, Demand]) -
     Args:
         demand: the actual demand. The plan may be for more.
     """
+    if not any(slot.parts for slot in plan.slots):  # every worker serves all requests
+        return {s: 1 - plan.served.get(s, 0.0) for s, of in demand.items() if of.rate > 0}
     planned_s = _planned_s(problem, plan)
     work = {model.name: _Work() for model in problem.models}
     asked = [stream for stream, of in demand.items() if of.rate > 0]

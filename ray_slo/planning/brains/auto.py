@@ -29,22 +29,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
-from ray_slo.core import LatencyProfile
 from ray_slo.core.policy import Expected
 from ray_slo.planning import auto
 from ray_slo.planning.auto import Problem, Slot
 from ray_slo.planning.auto.expected import bad_share, expected
 from ray_slo.planning.auto.groups import units
-from ray_slo.planning.brains.auto_jobs import Job, Plans, best, solve
+from ray_slo.planning.brains.auto_jobs import AutoSetting, Job, Plans, solve
 from ray_slo.planning.brains.brain import (
     FIRST,
     Brain,
     Counts,
-    Key,
     NotYet,
     Routing,
     Seen,
@@ -60,49 +58,12 @@ from ray_slo.planning.brains.reserve import with_reserve
 from ray_slo.planning.brains.steps import Steps
 from ray_slo.planning.brains.streams import Streams
 from ray_slo.planning.brains.targets import Target
+from ray_slo.planning.result import best
 
 _AHEAD_S = 60.0  # a trend is extrapolated at most this far
 # Bad requests in this time after the last worker became ready do not count against the plan: they
 # came before it.
 _SETTLED_S = 1.0
-
-
-@dataclass(frozen=True)
-class AutoSetting:
-    """The brain's settings for one application.
-
-    Attributes:
-        problem: the configured part of the problem. Its demand and its factors are used until they
-            have been measured. Its profiles are not used.
-        first_workers: the initial number of workers, by kind.
-        scales: kinds whose workers Serve starts and stops as the plan says. It stops the youngest
-            first.
-        assigns: whether the policy follows the plan's assignment of variants to workers. Otherwise
-            the policy chooses among the variants that a worker has loaded.
-        choosing: kinds for which the policy chooses although `assigns` is set. Their group has a
-            policy of its own.
-        interval_s: time between plans, in seconds.
-        up_s, down_s: the number of workers of a kind changes when the plan has wanted more, or
-            fewer, for this long, in seconds.
-        idle_s: time without a request after which an application needs no worker, in seconds. None:
-            it always needs at least one.
-        demand: method that predicts the demand (`ray_slo.core.demand`).
-        make_before_break: whether a worker loads its next variant before it removes the last one.
-        profiles: profiles of variants from files, by kind.
-    """
-
-    problem: Problem
-    first_workers: Mapping[str, int] = field(default_factory=dict)
-    scales: frozenset[str] = frozenset()
-    assigns: bool = True
-    interval_s: float = 10.0
-    up_s: Mapping[str, float] = field(default_factory=dict)
-    down_s: Mapping[str, float] = field(default_factory=dict)
-    idle_s: float | None = None
-    demand: Literal["ewma", "peak", "holt"] = "ewma"
-    make_before_break: bool = True
-    profiles: Mapping[Key, LatencyProfile] = field(default_factory=dict)
-    choosing: frozenset[str] = frozenset()
 
 
 class AutoBrain(Brain):
@@ -130,10 +91,10 @@ class AutoBrain(Brain):
 
     @property
     def solve(self) -> Callable[[Job], Plans]:
-        return solve
+        return partial(solve, plan=self._setting.plan)
 
     def configure(self, setting: AutoSetting) -> None:
-        self._setting = setting
+        self._given, self._setting = setting, (setting := setting.tuned(self._tuned))
         self._kinds = tuple(setting.problem.kind)
         for name in self._kinds:
             self._measuring.setdefault(name, Measuring())
@@ -146,11 +107,8 @@ class AutoBrain(Brain):
     def tune(self, kwargs: Mapping[str, Any]) -> bool:
         if dict(kwargs) == self._tuned:
             return False
-        try:
-            replace(self._setting.problem, **kwargs)
-        except TypeError as error:
-            raise ValueError(f"no such argument: {error}") from None
-        self._tuned = dict(kwargs)
+        tuned = self._given.tuned(kwargs)
+        self._tuned, self._setting, self._known.problem = dict(kwargs), tuned, tuned.problem
         return True
 
     def _delays(self, kind: str) -> tuple[float, float]:
@@ -196,8 +154,10 @@ class AutoBrain(Brain):
     # -- problem and plan ------------------------------------------------------------------
 
     def problem(self, now: float, seen: Seen) -> Job:
-        known, has = self._known, self._steps.has
+        known, has, there = self._known, self._steps.has, self._present(seen)
         running = any(says.assigned for says in seen.workers.values())
+        if unsized := sorted(self._setting.sized - known.sized):
+            raise NotYet(f"no requests of {', '.join(unsized)}, and so no sizes, were seen yet")
         if self._solved is None and not running:
             kinds = {says.kind for says in seen.workers.values()}
             if not kinds:
@@ -210,21 +170,22 @@ class AutoBrain(Brain):
         if self._job is not None and self._demand_changed(self._job, now) == "demand changed":
             since = math.inf  # bad requests at another demand say nothing about the plan
         ahead_s = min(min(known.starts_s.values(), default=0.0), _AHEAD_S)
-        workers = sum(self._present(seen).values())
+        workers = sum(there.values())
         demand, factors = self._streams.demand(now, ahead_s, workers, since)
-        asked = replace(known.asked(seen, self._limits, has), demand=demand, **self._tuned)
+        asked = replace(known.asked(seen, self._limits, has), demand=demand)
         asked = self._homes.asked(now, asked)
         last = best(self._solved.whole) if self._solved is not None else None
         idle = frozenset(name for name in self._streams if self._streams.is_idle(name, now))
         usable = frozenset(known.measured(seen))
-        return Job(asked, self._present(seen), last, usable, now, factors, idle)
+        new = frozenset(kind for kind in self._kinds if not known.knows(seen, kind))
+        return Job(asked, there, last, usable, now, factors, idle, new, self._tuned)
 
     def due(self, now: float, seen: Seen) -> str:
         self._look(now, seen)
         job, solved = self._job, self._solved
         if job is None or solved is None:
             return FIRST
-        if any(getattr(job.whole, name) != value for name, value in self._tuned.items()):
+        if job.arguments != self._tuned:
             return "arguments changed"
         if frozenset(self._known.measured(seen)) != job.usable:
             return "profiles known"
@@ -232,6 +193,8 @@ class AutoBrain(Brain):
         limits = {k: min(n, self._limits.get(k, n)) for k, n in most.items()}
         if limits != {kind.name: kind.max_workers for kind in job.whole.kinds}:
             return "limits changed"
+        if self._known.sizes_differ():
+            return "sizes changed"
         if changed := self._workers_changed(job, solved, seen):
             return changed
         return self._demand_changed(job, now)
@@ -261,6 +224,7 @@ class AutoBrain(Brain):
     def adopt(self, problem: Job, answer: Plans) -> Verdict:
         self._job, self._solved = problem, answer
         self._now = max(self._now, problem.now)
+        self._known.planned()
         self._homes.place(self._now, best(answer.whole).group_of)
         for name, factor in problem.factors.items():
             stream = self._streams[name]
@@ -288,6 +252,8 @@ class AutoBrain(Brain):
     def target(self, kind: str) -> int | None:
         if kind not in self._kinds or kind not in self._setting.scales:
             return None
+        if self._job is not None and kind in self._job.unknown:
+            return None  # its first workers have not come yet; without them, it stays unknown
         if kind in self._targets:
             at = max(self._targets[kind].at(self._now), self._leaving.least.get(kind, 0))
             at = min(at, self._limits.get(kind, at))
@@ -367,10 +333,8 @@ class AutoBrain(Brain):
             told[worker] = told[worker]._replace(assigned=())
         for kind in self._kinds:
             self._also_measure(seen, kind, told)
-        asked = replace(self._setting.problem, **self._tuned)
-        if (
-            asked.accuracy_floor or not asked.headroom
-        ):  # with a floor, the policy chooses the worker
+        asked = self._setting.problem
+        if asked.accuracy_floor or not asked.headroom:  # with a floor, the policy chooses
             return told
         known, has = self._known, self._steps.has
         return {w: with_reserve(known, seen, seen.workers[w], told[w], has) for w in told}
@@ -419,9 +383,12 @@ class AutoBrain(Brain):
             }
             for name in self._streams
         }
-        factors = self._known.factors
-        answer: dict[str, Any] = {"demand": sum(one["rate"] for one in streams.values())}
-        return answer | {"streams": streams} | ({"factors": factors} if factors else {})
+        factors, sizes = self._known.factors, self._known.sizes_seen()
+        budget = self._setting.problem.budget_per_hour
+        told = {"factors": factors or None, "sizes": sizes or None, "budget_per_hour": budget}
+        answer = {name: value for name, value in told.items() if value is not None}
+        demand = sum(one["rate"] for one in streams.values())
+        return {"demand": demand, "streams": streams, **answer}
 
     @property
     def expected(self) -> dict[str, Expected]:
@@ -446,14 +413,9 @@ class AutoBrain(Brain):
         }
 
     def status(self, seen: Seen) -> dict[str, Any]:
-        starts = self._known.starts_s
         boosts = {n: s.factor for n in self._streams if (s := self._streams[n]).factor > 1.005}
-        answer: dict[str, Any] = {"start_s": starts} if starts else {}
-        asked = replace(self._setting.problem, **self._tuned)
-        if asked.budget_per_hour is not None:
-            answer["budget_per_hour"] = asked.budget_per_hour
-        answer |= {"planned_over_measured": boosts} if boosts else {}
-        return answer | self._homes.status()
+        told = {"start_s": self._known.starts_s, "planned_over_measured": boosts}
+        return {name: said for name, said in told.items() if said} | self._homes.status(seen)
 
 
 def _homes(problem: Problem, model_of: Mapping[str, str]) -> Homes:

@@ -1,19 +1,79 @@
-"""Jobs of the brain of `auto`: its problems and their plans. Another process solves them."""
+"""The setting of the brain of `auto`, and its jobs: problems, which another process solves."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
 
+from ray_slo.core import LatencyProfile
 from ray_slo.core.cluster import Assigned
 from ray_slo.planning import auto
 from ray_slo.planning.auto import Kind, Plan, Problem, Slot
 from ray_slo.planning.brains.brain import Key
-from ray_slo.planning.result import Infeasible
+from ray_slo.planning.result import Infeasible, best
 
 Made = Plan | Infeasible[Plan]
 Planner = Callable[[Problem, Plan | None], Made]
+
+
+@dataclass(frozen=True)
+class AutoSetting:
+    """The brain's settings for one application.
+
+    Attributes:
+        problem: the configured part of the problem. Its demand and its factors are used until they
+            have been measured. Its profiles are not used.
+        first_workers: the initial number of workers, by kind.
+        scales: kinds whose workers Serve starts and stops as the plan says. It stops the youngest
+            first.
+        assigns: whether the policy follows the plan's assignment of variants to workers. Otherwise
+            the policy chooses among the variants that a worker has loaded.
+        choosing: kinds for which the policy chooses although `assigns` is set. Their group has a
+            policy of its own.
+        plan: function that solves the problem. It is a function at the top of a module, or a
+            partial call of one.
+        sized: models whose sizes must be known before the first plan.
+        retuned: function that returns the setting with other arguments of the planner. None: they
+            are fields of the problem.
+        interval_s: time between plans, in seconds.
+        up_s, down_s: the number of workers of a kind changes when the plan has wanted more, or
+            fewer, for this long, in seconds.
+        idle_s: time without a request after which an application needs no worker, in seconds. None:
+            it always needs at least one.
+        demand: method that predicts the demand (`ray_slo.core.demand`).
+        make_before_break: whether a worker loads its next variant before it removes the last one.
+        profiles: profiles of variants from files, by kind.
+    """
+
+    problem: Problem
+    first_workers: Mapping[str, int] = field(default_factory=dict)
+    scales: frozenset[str] = frozenset()
+    assigns: bool = True
+    interval_s: float = 10.0
+    up_s: Mapping[str, float] = field(default_factory=dict)
+    down_s: Mapping[str, float] = field(default_factory=dict)
+    idle_s: float | None = None
+    demand: Literal["ewma", "peak", "holt"] = "ewma"
+    make_before_break: bool = True
+    profiles: Mapping[Key, LatencyProfile] = field(default_factory=dict)
+    choosing: frozenset[str] = frozenset()
+    plan: Planner = auto.plan
+    sized: frozenset[str] = frozenset()
+    retuned: Callable[[Mapping[str, Any]], AutoSetting] | None = None
+
+    def tuned(self, kwargs: Mapping[str, Any]) -> AutoSetting:
+        """Return the setting with these arguments of the planner.
+
+        Raises:
+            ValueError: there is no such argument, or it is out of its range.
+        """
+        if self.retuned is not None and kwargs:
+            return self.retuned(kwargs)
+        try:
+            return replace(self, problem=replace(self.problem, **kwargs))
+        except TypeError as error:
+            raise ValueError(f"no such argument: {error}") from None
 
 
 class Job(NamedTuple):
@@ -27,6 +87,8 @@ class Job(NamedTuple):
         now: time when the job was made, in seconds.
         factors: ratio of the planned to the measured demand, by stream.
         idle: streams without demand.
+        unknown: kinds of workers that nobody has measured.
+        arguments: arguments of the planner that were changed while it runs.
     """
 
     whole: Problem
@@ -36,6 +98,8 @@ class Job(NamedTuple):
     now: float
     factors: Mapping[str, float]
     idle: frozenset[str]
+    unknown: frozenset[str] = frozenset()
+    arguments: Mapping[str, Any] = {}
 
     def meanwhile(self, group_of: Mapping[str, str]) -> Problem:
         """Return the problem for the present workers, with the models in the groups `group_of`."""
@@ -60,11 +124,6 @@ class Plans(NamedTuple):
     def shortfall(self) -> str | None:
         """What cannot be served even with all workers. None if everything can."""
         return self.whole.reason if isinstance(self.whole, Infeasible) else None
-
-
-def best(answer: Made) -> Plan:
-    """Return the plan to carry out: the answer, or its best effort if it is infeasible."""
-    return answer.best_effort if isinstance(answer, Infeasible) else answer
 
 
 def solve(job: Job, plan: Planner = auto.plan) -> Plans:

@@ -13,10 +13,29 @@ import numpy as np
 from ray_slo.core import LatencyProfile
 from ray_slo.core.trees import root_and_class
 from ray_slo.planning import herd, partition
-from ray_slo.planning.brains.layouts import Layout
 
 # Share of the SLO that the batch with the largest goodput takes. The rest is for waiting.
 _SLO_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The wanted groups.
+
+    Attributes:
+        models: group of each model.
+        sizes: number of workers of each group. Empty if a worker's kind decides its group.
+    """
+
+    models: Mapping[str, str]
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    def of(self, group: str) -> set[str]:
+        return {model for model, g in self.models.items() if g == group}
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        return tuple(sorted({*self.models.values(), *self.sizes}))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The brain of serving groups. It decides which models are in which group. In a pool it also
 decides which workers are in which group. The decision comes from the configuration, from an
 operator (`move`), or from the planner `herd` or `partition`. The brain then moves models and
-workers step by step (`layouts`).
+workers step by step (`homes`).
 
 The planners use the request rates of the last interval, and each worker's throughput from the known
 profiles. A plan that is better than the present layout by at most the share `min_gain` changes
@@ -42,13 +42,18 @@ from ray_slo.planning.brains.group_jobs import (
     profiles_of,
     solve_job,
 )
-from ray_slo.planning.brains.group_plans import Measured, make_problem, to_layout, worth_it
-from ray_slo.planning.brains.layouts import Layout, Order, Place, members, orders, routed, settled
+from ray_slo.planning.brains.group_plans import (
+    Layout,
+    Measured,
+    make_problem,
+    to_layout,
+    worth_it,
+)
+from ray_slo.planning.brains.homes import Homes
 
 logger = logging.getLogger(__name__)
 
 _LISTEN_S = 3.0  # the longest time to wait for all workers' first reports
-_DRAIN_S = 60.0  # the longest time to drain a model's requests from a group
 
 
 @dataclass(frozen=True)
@@ -88,29 +93,21 @@ class GroupsSetting:
     goodput: Goodput | None = None
 
 
-@dataclass
-class _Drain:
-    number: int  # a frontend that has applied this routing sends no more requests
-    since: float  # seconds
-
-
 class GroupsBrain(Brain):
     """Keeps the layout of an application's groups, plans it anew, and carries it out."""
 
     def __init__(self, setting: GroupsSetting) -> None:
         self._setting = setting
-        self._layout: Layout | None = None
+        model_of = {v: m for m, variants in setting.variants.items() for v in variants}
+        units = [(model,) for model in setting.variants]
+        self._homes = Homes(setting.homes, {}, model_of, units, pool=not setting.groups)
+        self._now = -math.inf
         self._has_begun = False
         self._fell_back = False
         self._counted: Counter[str] = Counter()  # requests of this interval, by stream
         self._since: float | None = None  # start of this interval, seconds
         self._rates: dict[str, float] = {}  # requests per second in the last interval, by stream
         self._shares: dict[str, Share] = {}  # by stream
-        self._member: dict[str, str] = {}
-        self._routes: dict[str, str] = {}
-        self._draining: dict[tuple[str, str], _Drain] = {}
-        self._number = 0
-        self._moves = 0
 
     @property
     def solve(self) -> Callable[[Job], Any]:
@@ -132,7 +129,7 @@ class GroupsBrain(Brain):
         return bool(seen.frontends) and (all_here or waited_s > _LISTEN_S)
 
     def begin(self, now: float, seen: Seen) -> str:
-        self._has_begun = True
+        self._has_begun, self._now = True, max(self._now, now)
         setting = self._setting
         listed = {m: group for group, models in setting.groups.items() for m in models}
         if seen.planned_before:
@@ -150,23 +147,16 @@ class GroupsBrain(Brain):
 
     def _take_over(self, now: float, seen: Seen, listed: Mapping[str, str]) -> None:
         """Take over the state of an earlier planner."""
-        for says in seen.frontends.values():
-            self._routes = {**says.routes, **self._routes}
-        places = self._places(seen)
+        self._homes.look(now, seen)
         sizes: dict[str, int] = {}
         if not self._setting.groups:
-            sizes = dict(Counter(p.group for p in places.values() if p.group is not None))
-            sizes |= {g: 1 for g in self._routes.values() if g not in sizes}
-        for place in places.values():  # other loaded models may still have requests
-            for model in place.loaded:
-                group = place.group
-                if group is not None and self._routes.get(model, group) != group:
-                    self._draining[model, group] = _Drain(self._number, now)
-        models = {**listed, **self._routes}
+            sizes = dict(Counter(s.group for s in seen.workers.values() if s.group is not None))
+            sizes |= {g: 1 for g in self._homes.layout.values() if g not in sizes}
+        models = {**listed, **self._homes.layout}
         groups = sorted(sizes) or self._group_names()
-        for model in self._setting.variants:
-            having = sorted(p.group for p in places.values() if p.group and model in p.loaded)
-            models.setdefault(model, (having or groups)[0])
+        for model, variants in self._setting.variants.items():
+            has = [s.group for s in seen.workers.values() if s.loaded >= {*variants} and s.group]
+            models.setdefault(model, min(has or groups))
         self._adopt(Layout(models, sizes), "taken over")
 
     def problem(self, now: float, seen: Seen) -> Job:
@@ -186,7 +176,7 @@ class GroupsBrain(Brain):
             setting.memory_mb,
             workers,
             self._group_names(),
-            self._layout.models if self._layout is not None else known,
+            self._homes.layout or known,
         )
         counted = dict(self._counted)
         return Job(problem, workers, now, measured, counted, setting.goodput, unknown)
@@ -265,37 +255,47 @@ class GroupsBrain(Brain):
     def move(self, model: str, group: str) -> str:
         if model not in self._setting.variants:
             raise LookupError(model)
-        if self._layout is None:
+        if (layout := self._layout) is None:
             raise NotYet("the groups are not laid out yet; try again in a moment")
-        groups = sorted(self._setting.groups or self._layout.groups)
+        groups = sorted(self._setting.groups or layout.groups)
         if group not in groups:
             raise ValueError(f"no group {group!r}; the groups are {', '.join(groups)}")
         if (refused := self._setting.refused.get((model, group))) is not None:
             raise ValueError(f"{model!r} cannot be in {group!r}: {refused}")
         why = f"{model} was moved to {group} by hand"
-        self._adopt(Layout({**self._layout.models, model: group}, self._layout.sizes), why)
+        self._adopt(Layout({**layout.models, model: group}, layout.sizes), why)
         return why
 
+    @property
+    def _layout(self) -> Layout | None:
+        """The wanted layout. None before there is one."""
+        return Layout(dict(self._homes.layout), self._homes.sizes) if self._homes.layout else None
+
     def _adopt(self, layout: Layout, why: str) -> None:
-        self._layout = layout
+        self._homes.place(self._now, layout.models, layout.sizes)
         self._fell_back = False
-        self._number += 1  # frontends may have to connect to new groups
         logger.info("layout: %s (%s)", layout, why)
 
     # -- answers ----------------------------------------------------------------------
 
     def wanted(self, now: float, seen: Seen, hopeless: bool) -> dict[str, Wanted]:
-        if self._layout is None and hopeless:
+        self._now = max(self._now, now)
+        if not self._homes.layout and hopeless:
             self._fall_back(seen)
-        if self._layout is None:
+        if not self._homes.layout:
             return {}
-        places = self._places(seen)
-        self._drain(now, seen)
-        self._step(now, places)
-        return {
-            worker: Wanted((), self._variants_of(order), group=order.group)
-            for worker, order in self._orders(places).items()
+        self._homes.look(now, seen)
+        told = {
+            worker: Wanted((), self._variants_in(group))
+            for worker, group in self._homes.members(seen).items()
         }
+        return self._homes.send_home(told, seen, now)
+
+    def _variants_in(self, group: str) -> tuple[str, ...]:
+        """Return the variants of a group's models, and of those that have requests there."""
+        layout, held = self._homes.layout, self._homes.held(group)
+        models = [m for m in sorted(self._setting.variants) if layout.get(m) == group or m in held]
+        return tuple(v for model in models for v in self._setting.variants[model])
 
     def _fall_back(self, seen: Seen) -> None:
         names = self._group_names()
@@ -305,60 +305,9 @@ class GroupsBrain(Brain):
         self._adopt(Layout(models, sizes), "there is no plan")
         self._fell_back = True
 
-    def _places(self, seen: Seen) -> dict[str, Place]:
-        def loaded(variants: frozenset[str]) -> frozenset[str]:
-            models = self._setting.variants.items()
-            return frozenset(model for model, of in models if variants.issuperset(of))
-
-        homes = self._setting.homes
-        return {
-            name: Place(homes.get(says.kind), says.group, loaded(says.loaded))
-            for name, says in seen.workers.items()
-        }
-
-    def _orders(self, places: Mapping[str, Place]) -> dict[str, Order]:
-        assert self._layout is not None
-        return orders(self._layout, self._member, places, self._routes, self._draining)
-
-    def _variants_of(self, order: Order) -> tuple[str, ...]:
-        return tuple(v for model in order.models for v in self._setting.variants[model])
-
-    def _step(self, now: float, places: Mapping[str, Place]) -> None:
-        """Take the next step towards the wanted layout."""
-        assert self._layout is not None
-        known = {worker: group for worker, group in self._member.items() if worker in places}
-        self._member = members(self._layout, places, known)
-        routes = routed(self._layout, self._member, places, self._routes)
-        if routes == self._routes:
-            return
-        self._number += 1
-        for model, old in self._routes.items():
-            if (new := routes[model]) != old:
-                self._moves += 1
-                self._draining[model, old] = _Drain(self._number, now)
-                self._draining.pop((model, new), None)
-                logger.info("%s is served by %s now, no more by %s", model, new, old)
-        self._routes = routes
-
-    def _drain(self, now: float, seen: Seen) -> None:
-        """Stop draining a moved model from groups that have no more requests of it."""
-        frontends = seen.frontends.values()
-        for (model, group), drain in list(self._draining.items()):
-            if any(says.applied[1] < drain.number for says in frontends):
-                continue
-            if now - drain.since > _DRAIN_S:
-                logger.warning("%s still has requests of %s; draining no longer", group, model)
-            elif any(says.queued.get((model, group)) for says in frontends):
-                continue
-            del self._draining[model, group]
-
     @property
     def routing(self) -> Routing | None:
-        if self._layout is None:
-            return None
-        groups = tuple(sorted({*self._routes.values(), *self._layout.groups}))
-        complete = self._layout.models.keys() <= self._routes.keys()
-        return Routing(self._number, dict(self._routes), groups, complete)
+        return self._homes.routing if self._homes.layout else None
 
     def inputs(self, now: float, seen: Seen) -> dict[str, Any]:
         measured = self._measured(now, seen)
@@ -370,34 +319,20 @@ class GroupsBrain(Brain):
         }
 
     def outcome(self) -> dict[str, Any]:
-        if self._layout is None:
+        if not self._homes.layout:
             return {}
-        return {"groups": dict(self._layout.models), "sizes": dict(self._layout.sizes)}
+        return {**self._homes.outcome(), "sizes": dict(self._homes.sizes)}
 
     def status(self, seen: Seen) -> dict[str, Any]:
-        layout, places, state = self._layout, self._places(seen), "starting"
-        if layout is not None:
-            done = settled(layout, self._member, places, self._routes, self._draining)
-            state = "settled" if done else "moving"
         fallback = {"why": "there is no plan: every model in the first group"}
-        names = {*self._routes.values(), *(layout.groups if layout else ()), *self._setting.groups}
         return {
+            "state": "settled",
             **(fallback if self._fell_back else {}),
-            "state": state,
             "load_errors": {
                 f"{variant} on {worker}": why
                 for worker, says in seen.workers.items()
                 for variant, (why, _) in says.errors.items()
             },
-            "moves": self._moves,
             "rates": dict(self._rates),
-            "groups": {
-                group: {
-                    "models": sorted(m for m, g in self._routes.items() if g == group),
-                    "wanted_models": sorted(layout.of(group)) if layout else [],
-                    "draining": sorted(m for m, g in self._draining if g == group),
-                    "workers": sorted(w for w, p in places.items() if p.group == group),
-                }
-                for group in sorted(names)
-            },
+            **self._homes.status(seen),
         }

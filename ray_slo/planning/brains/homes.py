@@ -1,10 +1,16 @@
-"""Groups that have their own kinds of workers: the models of each group, and how a model moves.
+"""Groups of models and workers that share a scheduler: which they are, and how a model moves.
 
-Models that the configuration lists stay in their group. The planner chooses the group of the other
-models (`place`). All models of a *unit* are in one group. A unit moves in three steps, as in
-`layouts`. First, the workers of the new group load the unit's planned variants. Then the unit's
-requests are routed to the new group. When the old group has no more of these requests, its workers
-unload the unit. If the new group cannot load the unit, the unit stays in the old one.
+A group has its own kinds of workers. Or the workers are a *pool*, and the planner says how many of
+them each group has. Some models stay in the group that lists them. The planner chooses the group of
+the others (`place`). All models of a *unit* are in one group. A unit moves in three steps:
+
+1. The workers of the new group load the unit's planned variants beside their other models.
+2. The unit's requests are routed to the new group.
+3. When the old group has no more requests of the unit, its workers unload it.
+
+If the new group cannot load the unit, the unit stays in the old one. A worker of a pool changes its
+group when two conditions hold. It has loaded the new group's models, and other workers have loaded
+the models that its old group still serves.
 
 A new planner takes over the routes that frontends report. Without such a report, it looks at what
 workers had loaded at their first report.
@@ -25,6 +31,8 @@ workers had loaded at their first report.
 from __future__ import annotations
 
 import logging
+import math
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,7 +43,10 @@ from ray_slo.planning.brains.brain import NotYet, Routing, Seen, Wanted, WorkerS
 logger = logging.getLogger(__name__)
 
 _DRAIN_S = 60.0  # the longest time to drain a model's requests from a group
-_PATIENCE_S = 60.0  # a move that takes longer is given up
+# After this time, one worker that has loaded a unit is enough, and a move fails with an error of a
+# worker that cannot load it.
+_PATIENCE_S = 60.0
+_LOADS_S = 300.0  # a move that takes longer is given up
 _GROUPS_S = 30.0  # the longest time that a first plan waits for workers of all groups
 _REVIEW_S = 60.0  # the shortest time between two moves
 
@@ -52,14 +63,16 @@ class Homes:
     """Keeps the group of each worker, and the group that serves each model.
 
     Args:
-        kinds: group of each kind of worker.
-        listed: group of each model that the configuration lists.
+        kinds: group of each kind of worker. Empty without groups, and in a pool.
+        listed: group of each model that the configuration lists, and that stays there.
         model_of: model of each variant.
         units: sets of models that the configuration does not list and that must share a group.
         allowed: groups that may serve a model, by model. The default is all groups.
+        pool: whether the planner divides the workers among the groups.
 
     Attributes:
         layout: wanted group of each model.
+        sizes: wanted number of workers of each group of a pool.
         stuck: pairs of a model and a group that could not load it.
         moves: number of moves of units so far.
     """
@@ -71,12 +84,15 @@ class Homes:
         model_of: Mapping[str, str],
         units: Sequence[tuple[str, ...]] = (),
         allowed: Mapping[str, Collection[str]] | None = None,
+        pool: bool = False,
     ) -> None:
         self._allowed = allowed or {}
-        self._kinds = dict(kinds)
+        self._kinds, self._pool = dict(kinds), pool
+        self.sizes: dict[str, int] = {}
+        self._member: dict[str, str] = {}  # wanted group of each worker of a pool
         self._listed = dict(listed)
         self._model_of = dict(model_of)
-        self._units = [unit for unit in units if kinds]
+        self._units = [unit for unit in units if kinds or pool]
         self.layout: dict[str, str] = dict(listed)
         self._routes: dict[str, str] = dict(listed)
         self._draining: dict[tuple[str, str], _Drain] = {}
@@ -89,7 +105,7 @@ class Homes:
         self._waits_since: float | None = None
         self._number = 1
         # Once True, it stays True: a lost worker does not count, because Serve replaces it.
-        self._complete = False
+        self._complete = self._placed = False
 
     # -- the wanted layout --------------------------------------------------------------------
 
@@ -151,8 +167,17 @@ class Homes:
         groups = dict.fromkeys(self._kinds.values())
         return next((g for g in groups if all(g in its for its in may)), next(iter(groups)))
 
-    def place(self, now: float, group_of: Mapping[str, str]) -> None:
-        """Start to move units to their groups in `group_of`, which maps models to groups."""
+    def place(
+        self, now: float, group_of: Mapping[str, str], sizes: Mapping[str, int] | None = None
+    ) -> None:
+        """Start to move units to their groups.
+
+        Args:
+            group_of: group by model. Other models stay.
+            sizes: number of workers of each group of a pool. None: as before.
+        """
+        before, self._placed = self.groups, True
+        self.sizes = dict(self.sizes if sizes is None else sizes)
         for unit in self._units:
             group = group_of.get(unit[0])
             if group is None or self.layout.get(unit[0]) == group:
@@ -165,12 +190,13 @@ class Homes:
                 self._moving_since.pop(unit, None)
             else:
                 self._moving_since[unit] = now
+        self._number += self.groups != before  # frontends connect to new groups
 
     def _start(self, now: float, unit: tuple[str, ...], group: str) -> None:
         """Route a unit for the first time. If only workers of other groups have loaded it, under an
         earlier planner, the unit is first routed to one of these groups and moves from there.
         Otherwise it is routed to `group`."""
-        having = [g for g in dict.fromkeys(self._kinds.values()) if self._had(unit, g)]
+        having = [g for g in self.groups if self._had(unit, g)]
         at = group if group in having or not having else having[0]
         self._routes |= dict.fromkeys(unit, at)
         self._number += 1
@@ -208,7 +234,8 @@ class Homes:
             for says in seen.workers.values()
             for variant in says.loaded
         }
-        if not self._complete and not self.unplaced and served >= set(self._routes.items()):
+        known = self._placed or not self.unplaced  # a plan may leave out models that do not fit
+        if not self._complete and known and served >= set(self._routes.items()):
             self._complete = True
             self._number += 1
         self._drain(now, seen)
@@ -217,7 +244,8 @@ class Homes:
         """Take over the routes of an earlier planner."""
         known: dict[str, str] = {}
         for says in seen.frontends.values():
-            known |= {m: g for m, g in says.routes.items() if g in self._kinds.values()}
+            kept = self._kinds.values() if not self._pool else says.routes.values()
+            known |= {m: g for m, g in says.routes.items() if g in kept}
         for unit in self._units:
             if unit[0] in self.layout or not known.keys() >= {*unit}:
                 continue
@@ -254,19 +282,65 @@ class Homes:
     ) -> dict[str, Wanted]:
         """Return the orders with each worker's group. Workers also keep the variants of models that
         are leaving their group. If the new group of a unit is ready, its route is switched."""
+        member = self.members(seen)
         self._switch(now, wanted, seen)
         told = {}
         for worker, order in wanted.items():
-            says = seen.workers.get(worker)
+            says, group = seen.workers.get(worker), member.get(worker)
             if says is None:
                 told[worker] = order
-                continue
-            kept = self._kept(order, says, fits)
-            told[worker] = kept._replace(group=self._kinds.get(says.kind))
+            elif self._pool and says.group not in (None, group):
+                told[worker] = self._leave(order, says, group, seen)
+            else:
+                told[worker] = self._kept(order, says, group, fits)._replace(group=group)
         return told
 
-    def _kept(self, order: Wanted, says: WorkerSays, fits: Fits) -> Wanted:
-        group = self._kinds.get(says.kind)
+    def members(self, seen: Seen) -> dict[str, str]:
+        """Return the group that each worker should be in. In a pool, a worker stays in its group
+        while the group has too few workers or just enough."""
+        if not self._pool:
+            kinds = self._kinds
+            return {w: kinds[s.kind] for w, s in seen.workers.items() if s.kind in kinds}
+        now = {w: self._member.get(w) or says.group for w, says in seen.workers.items()}
+        chosen: dict[str, str] = {}
+        free = [w for w, group in now.items() if group is None]
+        for group in dict.fromkeys(g for g in now.values() if g is not None):
+            its = {v for v, m in self._model_of.items() if self.layout.get(m) == group}
+            mine = [w for w, g in now.items() if g == group]
+            mine.sort(key=lambda w: (-len(seen.workers[w].loaded & its), w))
+            room = self.sizes.get(group, 0)
+            chosen |= dict.fromkeys(mine[:room], group)
+            free += mine[room:]
+        for worker in sorted(free if self.sizes else []):
+            count = Counter(chosen.values())
+            filled = {g: count[g] / n if n else math.inf for g, n in self.sizes.items()}
+            # Surplus workers stay in their groups.
+            stays = now[worker] if min(filled.values()) >= 1 else None
+            where = stays if filled.get(stays or "", math.inf) < math.inf else None
+            chosen[worker] = where or min(filled, key=lambda g: (filled[g], g))
+        self._member = chosen
+        return chosen
+
+    def held(self, group: str | None) -> set[str]:
+        """Return the models that have requests in a group."""
+        routed = {model for model, its in self._routes.items() if its == group}
+        return routed | {model for model, its in self._draining if its == group}
+
+    def _leave(self, order: Wanted, says: WorkerSays, group: str | None, seen: Seen) -> Wanted:
+        """Return the orders for a worker of a pool that changes its group."""
+        held = {v for v, m in self._model_of.items() if m in self.held(says.group)}
+        staying = [
+            other.loaded
+            for w, other in seen.workers.items()
+            if other.group == says.group == self._member.get(w)
+        ]
+        covered = all(any(v in loaded for loaded in staying) for v in held)
+        if covered and set(order.keep) <= says.loaded:
+            return order._replace(group=group)
+        keep = tuple(dict.fromkeys((*order.keep, *sorted(held))))
+        return order._replace(keep=keep, group=says.group)
+
+    def _kept(self, order: Wanted, says: WorkerSays, group: str | None, fits: Fits) -> Wanted:
         held = [v for v in sorted(says.loaded) if self._leaves(self._model_of.get(v, ""), group)]
         if not held:
             return order
@@ -285,6 +359,7 @@ class Homes:
             old, new = self._routes[unit[0]], self.layout[unit[0]]
             ready = [self._is_ready(model, new, wanted, seen) for model in unit]
             late = now - since > _PATIENCE_S
+            failed = now - since > _LOADS_S or self._failed(unit, new, seen)
             if all(some and (every or late) for some, every in ready):
                 self._number += 1
                 self._routes |= dict.fromkeys(unit, new)
@@ -294,7 +369,7 @@ class Homes:
                     self._draining[model, old] = _Drain(self._number, now)
                     self._draining.pop((model, new), None)
                 logger.info("%s: served by %s now, no more by %s", ", ".join(unit), new, old)
-            elif late:
+            elif late and failed:
                 logger.warning("%s could not be moved to %s; it stays", ", ".join(unit), new)
                 self.stuck |= {(model, new) for model in unit}
                 self.layout |= dict.fromkeys(unit, old)
@@ -315,34 +390,50 @@ class Homes:
                 found.append(wants <= says.loaded)
         return any(found), bool(found) and all(found)
 
+    def _failed(self, unit: tuple[str, ...], group: str, seen: Seen) -> bool:
+        """Return whether no worker of a group can load the unit: there is none, or all that report
+        errors have one of its variants."""
+        there = [says for says in seen.workers.values() if says.group == group]
+        return all(
+            any(self._model_of.get(variant) in unit for variant in says.errors) for says in there
+        )
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Names of all groups."""
+        named = {*self._routes.values(), *self._kinds.values(), *self.sizes}
+        return tuple(sorted(named))
+
     @property
     def routing(self) -> Routing | None:
         """The group that serves each model. None without groups."""
-        if not self._kinds:
+        if not self._kinds and not self._pool:
             return None
-        groups = tuple(sorted({*self._routes.values(), *self._kinds.values()}))
-        return Routing(self._number, dict(self._routes), groups, self._complete)
+        return Routing(self._number, dict(self._routes), self.groups, self._complete)
 
     def outcome(self) -> dict[str, Any]:
         """Return the wanted group of every model, for people and logs. It is empty if the planner
         chooses no groups."""
         return {"groups": dict(self.layout)} if self._units else {}
 
-    def status(self) -> dict[str, Any]:
+    def status(self, seen: Seen) -> dict[str, Any]:
         """Return the state of the groups for `ray-slo status`. It is empty if the planner chooses
         no groups."""
         if not self._units:
             return {}
-        names = sorted({*self._kinds.values()})
         settled = not self._moving_since and not self._draining and not self.unplaced
+        member = self.members(seen)
+        settled &= all(says.group == member.get(w) for w, says in seen.workers.items())
         return {
             **({} if settled else {"state": "moving" if self.layout else "starting"}),
             "moves": self.moves,
             "groups": {
                 group: {
+                    "models": sorted(m for m, g in self._routes.items() if g == group),
                     "wanted_models": sorted(m for m, g in self.layout.items() if g == group),
                     "draining": sorted(m for m, g in self._draining if g == group),
+                    "workers": sorted(w for w, s in seen.workers.items() if s.group == group),
                 }
-                for group in names
+                for group in self.groups
             },
         }

@@ -5,9 +5,11 @@ Latencies and memory come from the workers' reports. Pure: no clock."""
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
+
+import numpy as np
 
 from ray_slo.core import LatencyProfile
 from ray_slo.core.demand import Factors
@@ -15,11 +17,10 @@ from ray_slo.core.trees import Tree
 from ray_slo.planning.auto import Hosted, Kind, Model, Problem, Size, Variant
 from ray_slo.planning.auto.sizes import classes_of, ends_of
 from ray_slo.planning.brains.brain import Counts, Key, Seen, WorkerSays
+from ray_slo.planning.brains.sizes import Sizes
 
 _LEAST_FACTOR = 0.05  # a task that had no requests for hours still needs a worker
-_SIZES = 2000  # number of requests in the mean size
 _ENOUGH = 20  # number of requests before their sizes are used in a plan
-_RARE = 1e-4  # sizes with a smaller share of the requests are forgotten
 _STARTS = 5  # number of workers in the median start time
 
 
@@ -47,8 +48,7 @@ class Known:
             tree = next(tree for tree in problem.trees if task in tree)
             prior[variant] = {child: tree[task].factor(variant, child) for child in children}
         self._factors = Factors(prior)
-        self._sizes: dict[str, tuple[float, float]] = {}  # requests and items, by model
-        self._seen_sizes: dict[str, dict[int, float]] = {}  # requests by size, by model
+        self._sizes = {model.name: Sizes() for model in problem.models}
         self._starts: dict[str, deque[float]] = {}  # seconds, by kind
         self._started: set[str] = set()
 
@@ -61,18 +61,7 @@ class Known:
                 made = counts.made.get(variant, {})
                 self._factors.observe(variant, counts.finished[variant], made)
         for model in self.problem.models:
-            if sizes := counts.sizes.get(model.name):
-                self._sized(model.name, sizes)
-
-    def _sized(self, model: str, sizes: Mapping[int, int]) -> None:
-        count, items = sum(sizes.values()), sum(size * n for size, n in sizes.items())
-        requests, before = self._sizes.get(model, (0.0, 0.0))
-        keep = math.exp(-count / _SIZES)
-        self._sizes[model] = (keep * requests + count, keep * before + items)
-        seen = {s: keep * n for s, n in self._seen_sizes.get(model, {}).items()}
-        for size, n in sizes.items():
-            seen[_rounded(size)] = seen.get(_rounded(size), 0.0) + n
-        self._seen_sizes[model] = {s: n for s, n in seen.items() if n > _RARE * (requests + count)}
+            self._sizes[model.name].counted(counts.sizes.get(model.name, {}))
 
     def look(self, seen: Seen) -> None:
         """Note which workers became ready, and how long they took to start."""
@@ -94,6 +83,36 @@ class Known:
     def factors(self) -> dict[str, dict[str, float]]:
         """Learned number of child requests per request, by variant and child task."""
         return {variant: self._factors.of(variant) for _, variant in self._learnt}
+
+    @property
+    def sized(self) -> set[str]:
+        """Models whose sizes are known, from requests or from the configuration."""
+        return {m.name for m in self.problem.models if m.sizes or self.sizes(m.name) is not None}
+
+    def sizes(self, model: str) -> Sizes | None:
+        """Return the sizes of a model's requests. None before enough requests have come."""
+        return its if len(its := self._sizes[model]) >= _ENOUGH else None
+
+    def sizes_seen(self) -> dict[str, dict[str, float]]:
+        """Return the number of sizes in a plan, and the median and the 95th percentile of them, by
+        model. Models whose requests have no sizes are left out."""
+        found = {}
+        for model in self._sizes:
+            if (sizes := self.sizes(model)) and (values := sizes.values()).max() > 1:
+                p50, p95 = np.quantile(values, (0.5, 0.95)).tolist()
+                seen = {"seen": len(values), "changes": sizes.changes, "p50": p50, "p95": p95}
+                found[model] = seen
+        return found
+
+    def sizes_differ(self) -> bool:
+        """Return whether the sizes of a model's requests have changed since the plan."""
+        return any(sizes.differ() for sizes in self._sizes.values())
+
+    def planned(self) -> None:
+        """Note that the plan in force is for the present sizes."""
+        for model in self._sizes:
+            if sizes := self.sizes(model):
+                sizes.planned()
 
     # -- knowledge ---------------------------------------------------------------------
 
@@ -127,6 +146,12 @@ class Known:
         """Return the variants that must still be measured on a kind of worker."""
         known = {*self.profiles, *seen.profiles, *seen.avoided}
         return [v for v in self.may_be_on(kind) if (v, kind) not in known]
+
+    def knows(self, seen: Seen, kind: str) -> bool:
+        """Return whether the latency of a variant is known on a kind of worker, or that none can
+        be loaded there."""
+        may = self.may_be_on(kind)
+        return not may or len(self.unknown(seen, kind)) < len(may)
 
     def room_mb(self, seen: Seen, kind: str) -> float:
         """Return the memory for variants on a worker of a kind, in MB."""
@@ -190,15 +215,15 @@ class Known:
             if known:
                 memory = {kind: self.needs_mb(seen, v.name, kind) for kind in known}
                 variants.append(Variant(v.name, v.accuracy, known, memory))
-        requests, items = self._sizes.get(model.name, (0.0, 0.0))
-        mean = max(items / requests, 1.0) if requests else model.items
+        sizes = self._sizes[model.name].values()
+        mean = max(float(sizes.mean()), 1.0) if len(sizes) else model.items
         found = replace(model, variants=tuple(variants) or model.variants, items=mean)
-        return replace(found, sizes=self._classes(found)) if requests >= _ENOUGH else found
+        return replace(found, sizes=self._classes(found)) if len(sizes) >= _ENOUGH else found
 
     def _classes(self, model: Model) -> tuple[Size, ...]:
         """Return size classes of a model's requests, if there is more than one kind of worker.
         Sizes that no worker answers in time are left out, because any plan refuses them."""
-        problem, seen = self.problem, self._seen_sizes.get(model.name, {})
+        problem, seen = self.problem, Counter(self._sizes[model.name].values().tolist())
         ends = ends_of(problem, model) if len(problem.kinds) > 1 else set()
         possible = {size: n for size, n in seen.items() if size <= max(ends, default=0)}
         return classes_of(possible, ends) if len(possible) > 1 else ()
@@ -222,12 +247,6 @@ class Known:
         measured_s = self.starts_s.get(kind.name, kind.replacement_s)
         bounded = replace(kind, min_workers=least, max_workers=most, memory_mb=room_mb)
         return replace(bounded, replacement_s=measured_s)
-
-
-def _rounded(size: int) -> int:
-    """Round up by at most 3 %, so that large sizes have few different values."""
-    step = max(2 ** (size.bit_length() - 6), 1) if size > 0 else 1
-    return -(-size // step) * step
 
 
 def _learnt(problem: Problem) -> dict[tuple[str, str], tuple[str, ...]]:

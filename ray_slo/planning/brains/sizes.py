@@ -37,15 +37,18 @@ class Sizes:
         self._planned: NDArray[np.int64] | None = None
         self._untested = 0
         self._differ = False
+        self._rng = np.random.default_rng(0)
         self.changes = 0
 
     def counted(self, sizes: Mapping[int, int]) -> None:
         """Take the number of requests of each size."""
-        for size, count in sizes.items():
-            repeated = [size] * count
-            self._sizes.extend(repeated)
-            self._recent.extend(repeated)
-            self._untested += count
+        if not sizes:
+            return
+        # In any order: the last of many requests must not be only the largest.
+        counted = self._rng.permutation(np.repeat(list(sizes), list(sizes.values()))).tolist()
+        self._sizes.extend(counted)
+        self._recent.extend(counted)
+        self._untested += len(counted)
 
     def __len__(self) -> int:
         return len(self._sizes)
@@ -56,9 +59,9 @@ class Sizes:
             return np.array(self._recent, dtype=np.int64)
         return np.array(self._sizes, dtype=np.int64)
 
-    def planned(self, values: NDArray[np.int64]) -> None:
-        """Note that the plan in force is for these sizes, shape (n,)."""
-        self._planned = values
+    def planned(self) -> None:
+        """Note that the plan in force is for the present `values`."""
+        self._planned = self.values()
         if self._differ:
             self._differ = False
             self.changes += 1
@@ -71,7 +74,10 @@ class Sizes:
         if self._planned is None or self._differ or not enough:
             return self._differ
         self._untested = 0
+        recent = np.array(self._recent)
+        if np.array_equal(np.unique(recent), np.unique(self._planned)) and np.ptp(recent) == 0:
+            return False  # as for most models: all requests have one size
         # Sizes are whole numbers, so there are ties. They make the test more cautious.
-        test = ks_2samp(self._planned, np.array(self._recent), method="asymp")
+        test = ks_2samp(self._planned, recent, method="asymp")
         self._differ = bool(test.pvalue < self._p_value and test.statistic > self._share)
         return self._differ

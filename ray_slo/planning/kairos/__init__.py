@@ -1,9 +1,9 @@
 """Choice of the instances to rent: those that answer the most requests per second in time, within a
 budget (Kairos §5.2).
 
-    problem = Problem(types, profiles, latency_slo_s=0.025, sizes=recent_sizes, budget_per_hour=2.5)
-    chosen = plan(problem)                         # `kairos`: from upper bounds alone
-    found = search(problem, evaluate)              # `kairos_plus`: Algorithm 1
+    market = Market(types, profiles, latency_slo_s=0.025, sizes=recent_sizes, budget_per_hour=2.5)
+    chosen = plan(market)                         # `kairos`: from upper bounds alone
+    found = search(market, evaluate)              # `kairos_plus`: Algorithm 1
 
 A *configuration* is a number of instances of each type. The *base* type meets the SLO at every
 size. *Auxiliary* types meet it up to some size s. All configurations within the budget get an upper
@@ -53,7 +53,7 @@ from ray_slo.planning.kairos.bounds import (
     paper_bounds_of,
     text_of,
 )
-from ray_slo.planning.kairos.problem import Configuration, Found, Plan, Problem
+from ray_slo.planning.kairos.market import Configuration, Found, Market, Rented
 from ray_slo.planning.result import Infeasible
 
 __all__ = [
@@ -62,20 +62,21 @@ __all__ = [
     "Floats",
     "Found",
     "Ints",
-    "Plan",
-    "Problem",
+    "Market",
+    "Rented",
     "configurations",
     "fluid_bounds",
     "paper_bounds",
     "plan",
     "search",
+    "text_of",
 ]
 
 
 Bound = Literal["paper", "fluid"]
 
 
-def plan(problem: Problem, bound: Bound = "fluid") -> Plan | Infeasible[Plan]:
+def plan(market: Market, bound: Bound = "fluid") -> Rented | Infeasible[Rented]:
     """Return the configuration to rent, from upper bounds alone (`kairos`, §5.2).
 
     Args:
@@ -86,13 +87,13 @@ def plan(problem: Problem, bound: Bound = "fluid") -> Plan | Infeasible[Plan]:
         The plan. `Infeasible` if no type meets the SLO at every size, or if the budget is too small
         for one. Its best effort serves the largest share of the sizes that can be served.
     """
-    ranked = _ranked(problem, bound)
+    ranked = _ranked(market, bound)
     if isinstance(ranked, Infeasible):
         return ranked
     t, base, counts, bounds, limited = ranked
     considered = len(counts)
     if bound == "fluid":
-        full = counts @ t.prices + t.prices.min() > problem.budget_per_hour * (1 + 1e-12)
+        full = counts @ t.prices + t.prices.min() > market.budget_per_hour * (1 + 1e-12)
         counts, bounds, limited = counts[full], bounds[full], limited[full]
     top = counts[:3]
     if len(set(top[:, base].tolist())) == 1:
@@ -117,23 +118,23 @@ def plan(problem: Problem, bound: Bound = "fluid") -> Plan | Infeasible[Plan]:
 
 
 def _ranked(
-    problem: Problem, bound: Bound
-) -> tuple[Tables, int, Ints, Floats, NDArray[np.bool_]] | Infeasible[Plan]:
+    market: Market, bound: Bound
+) -> tuple[Tables, int, Ints, Floats, NDArray[np.bool_]] | Infeasible[Rented]:
     """Return the configurations by falling upper bound, or `Infeasible` if there is none. Of equal
     bounds, the cheaper one comes first."""
     if bound not in ("paper", "fluid"):
         raise ValueError(f"bound must be one of paper, fluid, got {bound!r}")
-    t = Tables(problem)
+    t = Tables(market)
     if t.base is None:
-        return _best_effort(problem, t, "no type meets the SLO at every size")
-    if t.prices[t.base] > problem.budget_per_hour:
+        return _best_effort(market, t, "no type meets the SLO at every size")
+    if t.prices[t.base] > market.budget_per_hour:
         return _best_effort(
-            problem,
+            market,
             t,
             f"one {t.names[t.base]} costs {t.prices[t.base]:g} per hour, the budget is "
-            f"{problem.budget_per_hour:g}",
+            f"{market.budget_per_hour:g}",
         )
-    counts = configurations(t.prices, problem.budget_per_hour)
+    counts = configurations(t.prices, market.budget_per_hour)
     counts = counts[counts.sum(axis=1) > 0]
     bounds, limited = paper_bounds_of(t, t.base, counts)
     if bound == "fluid":
@@ -154,7 +155,7 @@ def _make_plan(
     runner_up: int | None,
     rule: str,
     considered: int,
-) -> Plan:
+) -> Rented:
     mine = by_name(t, counts[chosen])
     other = None if runner_up is None else by_name(t, counts[runner_up])
     bottleneck: Literal["base", "auxiliary"] = "base" if limited[chosen] else "auxiliary"
@@ -167,7 +168,7 @@ def _make_plan(
     text = f"{text_of(mine)}, at most {bounds[chosen]:.4g} requests/s: {rule}; {limit}."
     if other is not None and runner_up is not None:
         text += f" Runner-up: {text_of(other)}, at most {bounds[runner_up]:.4g}/s."
-    return Plan(
+    return Rented(
         mine,
         float(counts[chosen] @ t.prices),
         float(bounds[chosen]),
@@ -179,32 +180,32 @@ def _make_plan(
     )
 
 
-def _best_effort(problem: Problem, t: Tables, reason: str) -> Infeasible[Plan]:
+def _best_effort(market: Market, t: Tables, reason: str) -> Infeasible[Rented]:
     """Return the answer that gives up the largest sizes, so that the rest can be served within the
     budget."""
-    affordable = np.flatnonzero(t.prices <= problem.budget_per_hour).tolist()
+    affordable = np.flatnonzero(t.prices <= market.budget_per_hour).tolist()
     reach = t.reach[affordable].max(initial=0)
     if reach == 0:
-        nothing = Plan({}, 0.0, 0.0, "", "base", None, 0, "nothing can be served")
+        nothing = Rented({}, 0.0, 0.0, "", "base", None, 0, "nothing can be served")
         return Infeasible(f"{reason}; no type within the budget meets the SLO at any size", nothing)
     largest = int(t.sizes[reach - 1])
-    sizes = np.asarray(problem.sizes)
-    smaller = Problem(
-        [problem.types[k] for k in affordable],
-        problem.profiles,
-        problem.latency_slo_s,
+    sizes = np.asarray(market.sizes)
+    smaller = Market(
+        [market.types[k] for k in affordable],
+        market.profiles,
+        market.latency_slo_s,
         sizes[sizes <= largest],
-        problem.budget_per_hour,
-        problem.xi,
+        market.budget_per_hour,
+        market.xi,
     )
     best = plan(smaller)
-    assert isinstance(best, Plan)
+    assert isinstance(best, Rented)
     share = float(np.mean(sizes <= largest))
     return Infeasible(f"{reason}; best effort serves sizes up to {largest}, {share:.1%}", best)
 
 
 def search(
-    problem: Problem,
+    market: Market,
     evaluate: Callable[[Configuration], float],
     *,
     bound: Bound = "fluid",
@@ -212,7 +213,7 @@ def search(
     map_: Callable[..., Any] = map,
     margin: float | None = None,
     max_evaluations: int | None = None,
-) -> Found | Infeasible[Plan]:
+) -> Found | Infeasible[Rented]:
     """Find the best configuration with as few evaluations as possible (`kairos_plus`, Algorithm 1).
 
     Configurations are evaluated by falling upper bound. One is skipped if its bound is not above
@@ -232,7 +233,7 @@ def search(
     """
     if parallel < 1:
         raise ValueError(f"parallel must be at least 1, got {parallel}")
-    ranked = _ranked(problem, bound)
+    ranked = _ranked(market, bound)
     if isinstance(ranked, Infeasible):
         return ranked
     t, _, counts, bounds, _ = ranked

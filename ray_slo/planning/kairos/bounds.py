@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_slo.planning.kairos.problem import Configuration, Problem
+from ray_slo.planning.kairos.market import Configuration, Market
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -19,21 +19,21 @@ _MAX_CONFIGURATIONS = 20_000_000
 class Tables:
     """The size distribution as weights, and the latencies of each type."""
 
-    def __init__(self, problem: Problem) -> None:
-        self.names = [t.name for t in problem.types]
-        self.prices = np.array([t.price_per_hour for t in problem.types])
-        values, counts = np.unique(np.asarray(problem.sizes, dtype=np.int64), return_counts=True)
+    def __init__(self, market: Market) -> None:
+        self.names = [t.name for t in market.types]
+        self.prices = np.array([t.price_per_hour for t in market.types])
+        values, counts = np.unique(np.asarray(market.sizes, dtype=np.int64), return_counts=True)
         self.sizes, self.share = values, counts / counts.sum()
-        budget = problem.xi * problem.latency_slo_s
+        budget = market.xi * market.latency_slo_s
         self.latency = np.array(
-            [[problem.profiles[n].latency(int(s)) for s in values] for n in self.names]
+            [[market.profiles[n].latency(int(s)) for s in values] for n in self.names]
         )
         # The largest size that each type serves in time (profiles are monotone), by index.
         self.reach = np.array([int(np.searchsorted(row, budget, "right")) for row in self.latency])
         self.whole = [k for k, r in enumerate(self.reach) if r == len(values)]
         self.base: int | None = None
-        if problem.base is not None:
-            chosen = self.names.index(problem.base)
+        if market.base is not None:
+            chosen = self.names.index(market.base)
             self.base = chosen if chosen in self.whole else None
         elif self.whole:
             cost = self.prices * (self.latency @ self.share)
@@ -73,13 +73,13 @@ def configurations(
     return made
 
 
-def paper_bounds(problem: Problem, counts: Ints) -> tuple[Floats, NDArray[np.bool_]]:
+def paper_bounds(market: Market, counts: Ints) -> tuple[Floats, NDArray[np.bool_]]:
     """Return Equation 15 for each row of `counts`: the bound on the throughput, and whether the
     base is the bottleneck. Both have the shape (n,).
 
     Without a base instance the bound is 0, because some sizes cannot be served.
     """
-    t = Tables(problem)
+    t = Tables(market)
     if t.base is None:
         raise ValueError("no type meets the SLO at every size, so there is no base")
     return paper_bounds_of(t, t.base, counts)
@@ -118,7 +118,7 @@ def paper_bounds_of(t: Tables, base: int, counts: Ints) -> tuple[Floats, NDArray
     return bound, base_bound
 
 
-def fluid_bounds(problem: Problem, counts: Ints | Floats, resolution: int = 8) -> Floats:
+def fluid_bounds(market: Market, counts: Ints | Floats, resolution: int = 8) -> Floats:
     """Return the least of many dual bounds for each row of `counts`, in requests per second, shape
     (n,).
 
@@ -129,7 +129,7 @@ def fluid_bounds(problem: Problem, counts: Ints | Floats, resolution: int = 8) -
             is present for a part of the time.
         resolution: number of steps per type in the first grid. Any value gives true upper bounds.
     """
-    return fluid_bounds_of(Tables(problem), counts, resolution)
+    return fluid_bounds_of(Tables(market), counts, resolution)
 
 
 def fluid_bounds_of(t: Tables, counts: Ints | Floats, resolution: int = 8) -> Floats:

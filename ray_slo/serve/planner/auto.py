@@ -12,7 +12,8 @@ from ray_slo.core.names import nearest
 from ray_slo.core.trees import Tree, TreeTask, root_and_class, stream_of
 from ray_slo.planning import auto
 from ray_slo.planning.auto import Demand, Kind, Model, Problem, Variant
-from ray_slo.planning.brains.auto import AutoBrain, AutoSetting
+from ray_slo.planning.brains.auto import AutoBrain
+from ray_slo.planning.brains.auto_jobs import AutoSetting
 from ray_slo.policies.registry import follows_assignments, policy_for
 from ray_slo.serve.config.files import profiles_of_files
 from ray_slo.serve.planner.plugin import PlannerPlugin, arguments_of
@@ -71,8 +72,13 @@ class Auto(PlannerPlugin):
     @classmethod
     def arguments(cls, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         given = super().arguments(kwargs)
-        _check_arguments({**cls.settings, **given})
+        _check_arguments(cls.fields(given))
         return given
+
+    @classmethod
+    def fields(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of the problem that the planner's arguments set."""
+        return {**cls.settings, **given}
 
     @classmethod
     def replica_bounds(cls, worker: WorkerConfig, planner: PlannerConfig) -> tuple[int, int] | None:
@@ -97,7 +103,7 @@ class Auto(PlannerPlugin):
         may_idle = all(least == 0 for b in bounds.values() for least in (b or (1,))[:1])
         files, assigned = profiles_of_files(spec), _assigned(spec)
         return AutoSetting(
-            _problem(spec, {**cls.settings, **planner.kwargs}),
+            _problem(spec, cls.fields(planner.kwargs)),
             {kind: worker.num_replicas for kind, worker in spec.workers.items()},
             frozenset(kind for kind, b in bounds.items() if b is not None),
             bool(assigned),

@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from ray_slo.planning.brains.kairos import Arguments, KairosBrain, KairosSetting, Sustained
+from ray_slo.core.demand import HEADROOM_QUANTILE
+from ray_slo.planning.auto import Size
+from ray_slo.planning.brains.auto_jobs import AutoSetting
 from ray_slo.planning.catalogue import CATALOGUE
+from ray_slo.planning.kairos.solver import Arguments, Sustained, mix
 from ray_slo.policies.registry import POLICIES, make_policy
-from ray_slo.serve.planner.plugin import PlannerPlugin
+from ray_slo.serve.planner.auto import Auto
 
 if TYPE_CHECKING:
     from ray_slo.core.policy import Policy
@@ -20,13 +24,19 @@ if TYPE_CHECKING:
     from ray_slo.serve.config.workers import WorkerConfig
 
 
-class Kairos(PlannerPlugin):
+class Kairos(Auto):
+    """`auto` with Kairos' choice of workers."""
+
     simulates: ClassVar[bool] = False
     Arguments = Arguments
+    settings: ClassVar[Mapping[str, Any]] = {
+        "headroom": False,
+        "headroom_quantile": HEADROOM_QUANTILE,
+        "batch_sizes": (1,),
+    }
     default_policy = "kairos"
-    assigns = False
-    tunable = scales = True
-    unused = frozenset({"memory_mb", "make_before_break"})
+    chooses_groups = False
+    unused = frozenset({"memory_mb"})
     reads_workers = frozenset({"price_per_hour"})
 
     @classmethod
@@ -51,29 +61,20 @@ class Kairos(PlannerPlugin):
                 f"policy: {name!r} plans only for its default policy ({cls.default_policy}), "
                 f"got {own!r}; leave the policy out, or choose the planner 'auto'"
             )
-        if len(config.models) > 1 or any(model.variants for model in config.models.values()):
-            raise ValueError(
-                f"models: {name!r} plans for one model without variants; choose 'auto'"
-            )
         for kind, worker in config.kinds.items():
             if worker.rented is None:
                 raise ValueError(
                     f"workers.{kind}.price_per_hour, or instance_type: required by the planner "
                     f"{name!r}: a price, or a name in the catalogue ({', '.join(CATALOGUE)})"
                 )
-        for model, rate in planner.rates.items():
-            if model not in config.models or not 0 < rate < math.inf:
-                raise ValueError(
-                    f"planner.rates.{model}: must be a positive rate of the model "
-                    f"{', '.join(config.models)}, got {rate}"
-                )
+        super().check(config, planner)
         given = cls.arguments(planner.kwargs)
-        ((model, served),) = config.models.items()
-        if (sizes := given.get("sizes")) and max(sizes) > served.max_batch_size:
-            raise ValueError(
-                f"planner.kwargs.sizes: {max(sizes)} is more than max_batch_size of the model "
-                f"{model!r}, {served.max_batch_size}"
-            )
+        for model, served in config.models.items():
+            if (sizes := given.get("sizes")) and max(sizes) > served.max_batch_size:
+                raise ValueError(
+                    f"planner.kwargs.sizes: {max(sizes)} is more than max_batch_size of the model "
+                    f"{model!r}, {served.max_batch_size}"
+                )
         if (base := given.get("base")) is not None and base not in config.kinds:
             raise ValueError(
                 f"planner.kwargs.base must be one of the workers, {', '.join(config.kinds)}, "
@@ -88,30 +89,35 @@ class Kairos(PlannerPlugin):
         return worker.given_least or 0, most
 
     @classmethod
-    def brain(cls, spec: AppSpec) -> KairosBrain:
-        return KairosBrain(cls.setting(spec))
+    def fields(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        arguments = Arguments(**given)
+        own = {"budget_per_hour": arguments.budget_per_hour, "waiting_factor": 1 / arguments.xi}
+        return {**cls.settings, **own}
 
     @classmethod
-    def setting(cls, spec: AppSpec) -> KairosSetting:
-        planner = spec.planner
+    def setting(cls, spec: AppSpec) -> AutoSetting:
+        usual, planner = super().setting(spec), spec.planner
         assert planner is not None
-        ((name, model),) = spec.models.items()
-        policy = functools.partial(make_policy, spec.policy.name, spec.policy.kwargs)
-        return KairosSetting(
-            name,
-            tuple(spec.variants()),
-            max(model.latency_slo_ms - spec.response_margin_ms, 1.0) / 1e3,
-            {
-                kind: worker.instance_type.model_copy(update={"name": kind})
-                for kind, worker in spec.workers.items()
-                if worker.instance_type is not None
-            },
-            {kind: b[1] for kind, w in spec.workers.items() if (b := w.replica_bounds)},
-            planner.kwargs,
-            planner.rates.get(name, 1.0),
-            planner.demand,
-            planner.min_gain,
-            _sustained(policy, name) if cls.simulates else None,
+        given = Arguments(**planner.kwargs)
+        problem = usual.problem
+        if given.sizes is not None:
+            sizes = _sizes(given.sizes)
+            models = tuple(replace(model, sizes=sizes) for model in problem.models)
+            problem = replace(problem, models=models)
+        simulated = None
+        if cls.simulates and len(spec.models) == 1:
+            policy = functools.partial(make_policy, spec.policy.name, spec.policy.kwargs)
+            simulated = _sustained(policy, next(iter(spec.models)))
+        return replace(
+            usual,
+            problem=problem,
+            down_s={**dict.fromkeys(spec.workers, 0.0), **usual.down_s},
+            idle_s=None,
+            plan=functools.partial(
+                mix, arguments=given, min_gain=planner.min_gain, sustained=simulated
+            ),
+            sized=frozenset(spec.models if len(spec.models) == 1 else ()),
+            retuned=functools.partial(_retuned, cls, spec),
         )
 
 
@@ -119,6 +125,18 @@ class KairosPlus(Kairos):
     """The planner `kairos_plus`, which also simulates its candidates."""
 
     simulates = True
+
+
+def _retuned(planner: type[Kairos], spec: AppSpec, kwargs: Mapping[str, Any]) -> AutoSetting:
+    assert spec.planner is not None
+    given = planner.arguments({**spec.planner.kwargs, **kwargs})
+    changed = spec.planner.model_copy(update={"kwargs": given})
+    return planner.setting(spec.model_copy(update={"planner": changed}))
+
+
+def _sizes(weights: Mapping[int, float]) -> tuple[Size, ...]:
+    total = sum(weights.values())
+    return tuple(Size(size, size, weight / total) for size, weight in sorted(weights.items()))
 
 
 def _sustained(policy: Callable[[], Policy], model: str) -> Sustained:

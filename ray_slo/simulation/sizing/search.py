@@ -232,7 +232,7 @@ def _for_budget(question: Question, policy: Named, budget: float) -> Answer:
     if _is_alone(question, policy):
         # As the planner `kairos_plus` does.
         best = kairos.search(
-            _problem(question, budget), carries, margin=0.01, max_evaluations=_EVALUATIONS
+            _market(question, budget), carries, margin=0.01, max_evaluations=_EVALUATIONS
         )
         if isinstance(best, Infeasible):
             return Answer(name, None, None, best.reason)
@@ -260,12 +260,12 @@ def _sizes(question: Question) -> kairos.Ints:
     return question.workload.sizes.quantiles((np.arange(_SIZES) + 0.5) / _SIZES)
 
 
-def _problem(question: Question, budget: float) -> kairos.Problem:
+def _market(question: Question, budget: float) -> kairos.Market:
     (model,) = question.models
     profiles = model.variants[0].profiles
     if missing := [t.name for t in question.types if t.name not in profiles]:
         raise ValueError(f"cluster.models: {model.name} has no profile for {', '.join(missing)}")
-    return kairos.Problem(question.types, profiles, model.latency_slo_s, _sizes(question), budget)
+    return kairos.Market(question.types, profiles, model.latency_slo_s, _sizes(question), budget)
 
 
 def _is_alone(question: Question, policy: Named) -> bool:
@@ -282,7 +282,7 @@ def _bounds(question: Question, policy: Named, counts: kairos.Ints, budget: floa
     the mean size of the requests that must be served. It is 0 where too many are too large.
     """
     if _is_alone(question, policy):
-        return kairos.fluid_bounds(_problem(question, budget), counts)
+        return kairos.fluid_bounds(_market(question, budget), counts)
     (model,) = question.models
     sizes = np.sort(_sizes(question))
     items_per_s, most = [], []

@@ -122,7 +122,7 @@ def test_kairos_is_ahead_of_its_peers_and_near_the_bound():
     case = Case("WND")
     problem = case.problem()
     plan = kairos.plan(problem)
-    assert isinstance(plan, kairos.Plan)
+    assert isinstance(plan, kairos.Rented)
     got = {
         name: throughput(case, plan.counts, policy, requests=1000, tolerance=0.05)
         for name, policy in {
@@ -171,7 +171,7 @@ def test_spot_instances_are_there_as_often_as_said():
 def test_variants_and_hardware_in_one_plan():
     case = Case("RM2")
     first = kairos.plan(case.problem())
-    assert isinstance(first, kairos.Plan)
+    assert isinstance(first, kairos.Rented)
     every, budget = accuracy.variants(case), case.budget
     together, second = (
         planned_by_auto(case, 140.0, every, accuracy.KINDS, budget_per_hour=budget, **how)

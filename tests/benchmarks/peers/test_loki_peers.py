@@ -11,9 +11,8 @@ from benchmarks.peers.inferline import InferLineBrain
 from ray_slo.core import LatencyProfile
 from ray_slo.planning import auto
 from ray_slo.planning.auto import Plan
-from ray_slo.planning.brains.auto_jobs import best
 from ray_slo.planning.brains.brain import Counts, Seen, WorkerSays
-from ray_slo.planning.result import Infeasible
+from ray_slo.planning.result import Infeasible, best
 from ray_slo.simulation.application import auto_brain
 
 

@@ -157,7 +157,7 @@ def test_kairos(seed):
     types = [InstanceType(name=name, price_per_hour=price) for name, price in prices.items()]
     slo_s = max(profile.latency(size) for profile in profiles.values()) * 1.1
     counts = {"base": int(rng.integers(1, 4)), "aux": int(rng.integers(0, 6))}
-    theirs = kairos.Problem(types, profiles, slo_s, [size], budget_per_hour=10.0)
+    theirs = kairos.Market(types, profiles, slo_s, [size], budget_per_hour=10.0)
     bound = float(kairos.fluid_bounds(theirs, np.array([list(counts.values())]), 32)[0])
     demand = 10 * bound
     variant = auto.Variant("v", 100.0, profiles)

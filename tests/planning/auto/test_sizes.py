@@ -98,7 +98,7 @@ def test_kairos(seed):
     types = [InstanceType(name=name, price_per_hour=1.0) for name in profiles]
     slo_s = max(profiles["base"].latency(values[-1]) * 1.05, profiles["aux"].latency(values[1]))
     counts = {"base": int(rng.integers(1, 4)), "aux": int(rng.integers(0, 6))}
-    theirs = kairos.Problem(types, profiles, slo_s, sizes, budget_per_hour=10.0, xi=1.0)
+    theirs = kairos.Market(types, profiles, slo_s, sizes, budget_per_hour=10.0, xi=1.0)
     bound = float(kairos.fluid_bounds(theirs, np.array([list(counts.values())]), 32)[0])
     each = tuple(
         Size(size, float(size), n / len(sizes)) for size, n in zip(values, weights, strict=True)

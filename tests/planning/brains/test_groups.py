@@ -10,8 +10,9 @@ import yaml
 
 from ray_slo.core import LatencyProfile
 from ray_slo.planning import Infeasible, herd, partition
-from ray_slo.planning.brains.brain import Counts, FrontendSays, NotYet, Seen, WorkerSays
+from ray_slo.planning.brains.brain import Counts, FrontendSays, NotYet, Seen, Wanted, WorkerSays
 from ray_slo.planning.brains.group_plans import (
+    Layout,
     Measured,
     best_throughput,
     make_problem,
@@ -20,103 +21,125 @@ from ray_slo.planning.brains.group_plans import (
     worth_it,
 )
 from ray_slo.planning.brains.groups import GroupsBrain, GroupsSetting
-from ray_slo.planning.brains.layouts import Layout, Place, members, orders, routed, settled
+from ray_slo.planning.brains.homes import Homes
 from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.planner.groups import Herd
 
 
 class World:
-    """Workers, frontends and planner as they act on each other, one step at a time."""
+    """Workers and a frontend that do what they are told, one thing at a time.
 
-    def __init__(self, homes):
-        self.places = {w: Place(home, None, frozenset()) for w, home in homes.items()}
-        self.routes, self.draining, self.member = {}, set(), {}
+    Args:
+        kinds: group of each kind of worker. Empty for a pool.
+        workers: kind of each worker.
+    """
 
-    def step(self, layout):
-        """The planner's step; then every worker does one thing of what it is told."""
-        self.member = members(layout, self.places, self.member)
-        routes = routed(layout, self.member, self.places, self.routes)
-        # Requests that were sent before are answered in the step after this one.
-        self.draining = {(m, g) for m, g in self.routes.items() if routes[m] != g}
-        self.routes = routes
-        told = orders(layout, self.member, self.places, self.routes, self.draining)
-        for worker in sorted(self.places):
-            self._act(worker, told[worker])
+    def __init__(self, kinds, workers, models="lmn"):
+        self.models = models
+        self.homes = self.new(kinds)
+        self.workers = {w: WorkerSays(w, kind) for w, kind in workers.items()}
+        self.now, self.number, self.routes, self.queued = 0.0, 0, {}, {}
+        self.serves = False  # requests come
+
+    def new(self, kinds):
+        units = [(model,) for model in self.models]
+        return Homes(
+            kinds, {}, dict(zip(self.models, self.models, strict=True)), units, pool=not kinds
+        )
+
+    def seen(self):
+        says = FrontendSays(
+            "f", Counts(), "", applied=("", self.number), routes=self.routes, queued=self.queued
+        )
+        return Seen(dict(self.workers), frontends={"f": says})
+
+    def told(self):
+        homes = self.homes
+        wanted = {
+            w: Wanted(
+                (),
+                tuple(m for m in self.models if homes.layout[m] == g or m in homes.held(g)),
+            )
+            for w, g in homes.members(self.seen()).items()
+        }
+        return homes.send_home(wanted, self.seen(), self.now)
+
+    def step(self):
+        self.now += 1.0
+        self.homes.look(self.now, self.seen())
+        for worker, order in sorted(self.told().items()):
+            self._act(self.workers[worker], order)
+        routing = self.homes.routing
+        # What was sent before the switch is still there in the step after it.
+        self.queued = {(m, g): 1 for m, g in self.routes.items() if routing.routes[m] != g}
+        self.number, self.routes = routing.number, dict(routing.routes)
+        self.serves |= routing.complete
         self.check()
 
-    def _act(self, worker, target):
-        now = self.places[worker]
-        missing = set(target.models) - now.loaded
-        if now.group is None or (missing and now.group == target.group):
-            loaded = now.loaded | missing
-            self.places[worker] = Place(now.home, target.group, loaded)
-        elif now.group != target.group:
-            self.places[worker] = Place(now.home, target.group, now.loaded & set(target.models))
+    def _act(self, says, order):
+        missing = set(order.keep) - says.loaded
+        if says.group in (None, order.group):
+            loaded = says.loaded | missing if missing else frozenset(order.keep)
         else:
-            self.places[worker] = Place(now.home, now.group, frozenset(target.models))
+            loaded = says.loaded & set(order.keep)
+        self.workers[says.worker] = says._replace(group=order.group, loaded=frozenset(loaded))
 
     def check(self):
         """Whoever sends a request now finds a worker that has its model."""
-        for model, group in {*self.routes.items(), *self.draining}:
-            there = [s for s in self.places.values() if s.group == group and model in s.loaded]
+        for model, group in {*self.routes.items(), *self.queued} if self.serves else ():
+            there = [s for s in self.workers.values() if s.group == group and model in s.loaded]
             assert there, f"nobody in {group} has {model}"
 
     def reach(self, layout, within=20):
+        self.homes.place(self.now, layout.models, layout.sizes)
         for _ in range(within):
-            self.step(layout)
-            if settled(layout, self.member, self.places, self.routes, self.draining):
+            self.step()
+            if self.homes.routing.routes == layout.models and self.is_settled():
                 return self
-        raise AssertionError(f"{layout} not reached: {self.places}, {self.routes}")
+        raise AssertionError(f"{layout} not reached: {self.workers}, {self.routes}")
+
+    def is_settled(self):
+        told, status = self.told(), self.homes.status(self.seen())
+        there = {w: (says.group, says.loaded) for w, says in self.workers.items()}
+        return "state" not in status and there == {
+            w: (order.group, frozenset(order.keep)) for w, order in told.items()
+        }
 
     def loads(self):
-        return {w: (s.group, sorted(s.loaded)) for w, s in self.places.items()}
+        return {w: (s.group, sorted(s.loaded)) for w, s in self.workers.items()}
 
 
 def test_groups_of_their_own_workers_start_and_exchange_models():
-    world = World({"v": "a", "w": "b", "x": "b"})
+    world = World({"ka": "a", "kb": "b"}, {"v": "ka", "w": "kb", "x": "kb"}, "mn")
     world.reach(Layout({"m": "a", "n": "b"}))
     assert world.loads() == {"v": ("a", ["m"]), "w": ("b", ["n"]), "x": ("b", ["n"])}
     world.reach(Layout({"m": "b", "n": "a"}))
     assert world.loads() == {"v": ("a", ["n"]), "w": ("b", ["m"]), "x": ("b", ["m"])}
 
 
-def test_a_model_is_loaded_before_it_is_routed_and_unloaded_after_it_is_drained():
-    layout = Layout({"m": "b"})
-    member = {"v": "a", "w": "b", "x": "b"}
-    places = {
-        "v": Place("a", "a", frozenset("m")),
-        "w": Place("b", "b", frozenset()),
-        "x": Place("b", "b", frozenset()),
-    }
-    routes = {"m": "a"}
-    told = orders(layout, member, places, routes, set())
-    assert {w: t.models for w, t in told.items()} == {"v": ("m",), "w": ("m",), "x": ("m",)}
-    assert routed(layout, member, places, routes) == {"m": "a"}
-    places["w"] = Place("b", "b", frozenset("m"))
-    assert routed(layout, member, places, routes) == {"m": "a"}  # x has not loaded it yet
-    places["x"] = Place("b", "b", frozenset("m"))
-    assert routed(layout, member, places, routes) == {"m": "b"}
-    told = orders(layout, member, places, {"m": "b"}, {("m", "a")})
-    assert told["v"].models == ("m",)  # a still has requests of it
-    assert not settled(layout, member, places, {"m": "b"}, {("m", "a")})
-    assert orders(layout, member, places, {"m": "b"}, set())["v"].models == ()
+def test_a_model_whose_new_group_has_no_workers_stays():
+    world = World({"ka": "a", "kb": "b"}, {"v": "ka"}, "m")
+    world.homes.place(0.0, {"m": "a"})
+    world.step()
+    world.homes.place(world.now, {"m": "b"})
+    for _ in range(62):
+        world.step()
+        assert world.routes == {"m": "a"}
+    assert world.homes.layout == {"m": "a"}
 
 
-def test_a_group_without_workers_gets_nothing_routed():
-    layout = Layout({"m": "b"})
-    places = {"v": Place("a", "a", frozenset("m"))}
-    assert routed(layout, {"v": "a"}, places, {"m": "a"}) == {"m": "a"}
-
-
-def test_the_last_worker_with_a_model_does_not_leave_its_group():
-    layout = Layout({"m": "a", "n": "b"}, {"a": 1, "b": 1})
-    routes = {"m": "a", "n": "a"}
-    both = frozenset("mn")
-    places = {"v": Place(None, "a", frozenset("m")), "w": Place(None, "a", both)}
-    member = {"v": "a", "w": "b"}
-    assert orders(layout, member, places, routes, set())["w"].group == "a"  # only w has n there
-    places["v"] = Place(None, "a", both)
-    assert orders(layout, member, places, routes, set())["w"].group == "b"
+def test_a_slow_load_is_waited_for_unless_it_fails():
+    world = World({"ka": "a", "kb": "b"}, {"v": "ka", "w": "kb"}, "m")
+    world.homes.place(0.0, {"m": "a"})
+    world.step()
+    world.homes.place(world.now, {"m": "b"})
+    for _ in range(100):  # w loads m for a long time
+        world.now += 1.0
+        world.told()
+    assert world.homes.layout == {"m": "b"}
+    world.workers["w"] = world.workers["w"]._replace(errors={"m": ("no such file", 1.0)})
+    world.told()
+    assert world.homes.layout == {"m": "a"}
 
 
 def layouts(models, workers):
@@ -139,21 +162,25 @@ def test_every_change_of_a_pool_is_reached_and_nobody_is_without_a_worker_on_the
         # The planner keeps as many names as it can; a group without workers cannot be entered.
         if not ({*before.sizes} <= {*after.sizes} or {*after.sizes} <= {*before.sizes}):
             continue
-        World(dict.fromkeys("vwx")).reach(before).reach(after)
+        World({}, dict.fromkeys("vwx", "cpu")).reach(before).reach(after)
         changes += 1
     assert changes > 300
 
 
 def test_workers_of_a_pool_stay_where_they_are_while_there_is_room():
-    layout = Layout({"m": "a", "n": "b"}, {"a": 2, "b": 1})
-    places = {w: Place(None, g, frozenset()) for w, g in zip("vwx", "abb", strict=True)}
-    assert members(layout, places) == {"v": "a", "w": "b", "x": "a"}
-    # x is on its way: that w or v would do as well is no reason to change one's mind
-    assert members(layout, places, {"v": "a", "w": "a", "x": "b"}) == {"v": "a", "w": "a", "x": "b"}
-    places["y"] = Place(None, None, frozenset())  # one more than the sizes add up to
-    assert members(layout, places)["y"] in {"a", "b"}
-    del places["v"], places["y"]  # one dies: the group that lacks one keeps what it has
-    assert members(layout, places, {"w": "b", "x": "a"}) == {"w": "b", "x": "a"}
+    homes = Homes({}, {}, {"m": "m", "n": "n"}, [("m",), ("n",)], pool=True)
+    homes.place(0.0, {"m": "a", "n": "b"}, {"a": 2, "b": 1})
+
+    def members(**groups):
+        return homes.members(Seen({w: WorkerSays(w, "cpu", group=g) for w, g in groups.items()}))
+
+    assert members(v="a", w="b", x="b") == {"v": "a", "w": "b", "x": "a"}
+    # x is on its way: that w would do as well is no reason to change one's mind
+    assert members(v="a", w="b", x="b") == {"v": "a", "w": "b", "x": "a"}
+    # one more than the sizes add up to
+    assert members(v="a", w="b", x="a", y=None)["y"] in {"a", "b"}
+    # one dies: the group that lacks one keeps what it has
+    assert members(w="b", x="a") == {"w": "b", "x": "a"}
 
 
 def test_herd_plans_become_layouts_that_keep_their_names():

@@ -9,7 +9,8 @@ from ray_slo.core import LatencyProfile
 from ray_slo.core.cluster import Assigned
 from ray_slo.core.trees import Tree
 from ray_slo.planning.auto import Demand, Kind, Model, Problem, Variant
-from ray_slo.planning.brains.auto import AutoBrain, AutoSetting
+from ray_slo.planning.brains.auto import AutoBrain
+from ray_slo.planning.brains.auto_jobs import AutoSetting
 from ray_slo.planning.brains.brain import (
     Counts,
     FrontendSays,

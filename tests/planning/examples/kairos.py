@@ -7,7 +7,7 @@ import numpy as np
 from ray_slo.core import LatencyProfile
 from ray_slo.planning.catalogue import InstanceType
 from ray_slo.planning.kairos import (
-    Problem,
+    Market,
 )
 
 
@@ -23,4 +23,4 @@ def random_problem(seed, types=3, sizes=12):
     for k in range(1, types):
         profiles[f"t{k}"] = LatencyProfile.linear(rng.uniform(0.03, 0.09), 0.05, 40)
     drawn = np.sort(rng.integers(1, 41, sizes))
-    return Problem(kinds, profiles, 1.0, np.repeat(drawn, rng.integers(1, 20, sizes)), 4.0)
+    return Market(kinds, profiles, 1.0, np.repeat(drawn, rng.integers(1, 20, sizes)), 4.0)

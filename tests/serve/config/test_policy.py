@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from ray_slo.planning.brains.brain import NotYet
-from ray_slo.planning.brains.layouts import Layout
+from ray_slo.planning.brains.brain import NotYet, Seen
 from ray_slo.policies.price import Price
 from ray_slo.serve.app.build import build_app
 from ray_slo.serve.config.resolve import parse_spec
@@ -112,7 +111,7 @@ def test_nobody_moves_a_model_to_a_group_whose_policy_cannot_serve_it():
     brain = make_brain(spec)
     with pytest.raises(NotYet):  # allowed, but nothing is laid out yet
         brain.move("plain", "a")
-    brain._layout = Layout({"sized": "a", "plain": "b"})
+    brain.begin(0.0, Seen({}))
     with pytest.raises(ValueError, match="'sized' cannot be in 'b': policy 'ramsis' counts"):
         brain.move("sized", "b")
     assert brain.move("plain", "a") == "plain was moved to a by hand"
@@ -132,7 +131,7 @@ def test_the_tasks_of_a_pipeline_stay_in_one_group():
     )
     assert spec.grouped and not spec.embedded
     brain = make_brain(spec)
-    brain._layout = Layout({"plain": "a", "find": "a", "other": "b"})
+    brain.begin(0.0, Seen({}))
     for model in ("plain", "find"):
         with pytest.raises(ValueError, match="it serves 'pages', whose tasks stay together"):
             brain.move(model, "b")

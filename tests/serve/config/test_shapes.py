@@ -281,18 +281,12 @@ def test_a_pipeline_from_python_has_classes():
     assert planned.spec().planner.name == "auto"
 
 
-@pytest.mark.parametrize(
-    ("planner", "workers"),
-    [
-        ({"name": "kairos", "kwargs": {"budget_per_hour": 1}}, {"price_per_hour": 0.5}),
-    ],
-)
-def test_planners_for_one_slo_refuse_classes(planner, workers):
-    model = {"callable": Plain, "latency_slo_ms": 100}
-    app = {"models": {"m": model}, "planner": planner, "workers": {"w": workers}}
-    assert parse_spec(app).trees["m"].slos_s == {"": 0.1}
-    app["models"] = {"m": {**model, "slo_classes": {"gold": 50}}}
-    with pytest.raises(ValueError, match=r"models.m.slo_classes: the planner '.*' plans for one"):
+def test_planners_for_one_slo_refuse_classes():
+    pages = {"latency_slo_ms": 100, "tasks": {"find": {"callable": Plain}}}
+    assert parse_spec({"pipelines": {"pages": pages}, "planner": "loki"}).trees
+    app = {"pipelines": {"pages": {**pages, "slo_classes": {"gold": 50}}}, "planner": "loki"}
+    says = r"pipelines.pages.slo_classes: the planner 'loki' plans for one"
+    with pytest.raises(ValueError, match=says):
         parse_spec(app)
 
 
@@ -310,7 +304,7 @@ def test_what_workers_cost_and_hold():
     assert prices == {"own": 0.5, "type": listed, "both": 0.25}
     assert spec.workers["both"].ray_actor_options == spec.workers["type"].ray_actor_options
     setting = Kairos.setting(spec)
-    assert {kind: t.price_per_hour for kind, t in setting.types.items()} == prices
+    assert {kind.name: kind.price_per_hour for kind in setting.problem.kinds} == prices
 
 
 @pytest.mark.parametrize(

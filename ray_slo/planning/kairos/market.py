@@ -1,4 +1,4 @@
-"""Problems and plans of Kairos."""
+"""What Kairos chooses from, and what it chooses."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Configuration = dict[str, int]
 
 
 @dataclass(frozen=True)
-class Problem:
-    """The problem: requests, instance types and a budget.
+class Market:
+    """What there is to rent: instance types, a budget, and the requests to serve.
 
     Attributes:
         types: instance types to choose from.
@@ -55,7 +55,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Rented:
     """A configuration and its reason.
 
     Attributes:
