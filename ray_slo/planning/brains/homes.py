@@ -59,6 +59,39 @@ class _Drain:
     since: float  # seconds
 
 
+def divided(
+    workers: Mapping[str, WorkerSays],
+    sizes: Mapping[str, int],
+    home: Mapping[str, str],
+    before: Mapping[str, str],
+) -> dict[str, str]:
+    """Return the group that each worker of a pool should be in. A worker stays in its group while
+    the group has too few workers or just enough.
+
+    Args:
+        sizes: wanted number of workers by group.
+        home: wanted group of each variant.
+        before: the last answer.
+    """
+    now = {w: before.get(w) or says.group for w, says in workers.items()}
+    chosen: dict[str, str] = {}
+    free = [w for w, group in now.items() if group is None]
+    for group in dict.fromkeys(g for g in now.values() if g is not None):
+        mine = [w for w, g in now.items() if g == group]
+        mine.sort(key=lambda w: (-sum(home.get(v) == group for v in workers[w].loaded), w))
+        room = sizes.get(group, 0)
+        chosen |= dict.fromkeys(mine[:room], group)
+        free += mine[room:]
+    for worker in sorted(free if sizes else []):
+        count = Counter(chosen.values())
+        filled = {g: count[g] / n if n else math.inf for g, n in sizes.items()}
+        # Surplus workers stay in their groups.
+        stays = now[worker] if min(filled.values()) >= 1 else None
+        where = stays if filled.get(stays or "", math.inf) < math.inf else None
+        chosen[worker] = where or min(filled, key=lambda g: (filled[g], g))
+    return chosen
+
+
 class Homes:
     """Keeps the group of each worker, and the group that serves each model.
 
@@ -98,8 +131,7 @@ class Homes:
         self._draining: dict[tuple[str, str], _Drain] = {}
         self._moving_since: dict[tuple[str, ...], float] = {}
         self._moved_at: float | None = None
-        # Group and models of each worker at its first report.
-        self._found: dict[str, tuple[str | None, set[str]]] = {}
+        self._found: dict[str, tuple[str | None, set[str]]] = {}  # workers' first group and models
         self.stuck: set[tuple[str, str]] = set()
         self.moves = 0
         self._waits_since: float | None = None
@@ -296,30 +328,13 @@ class Homes:
         return told
 
     def members(self, seen: Seen) -> dict[str, str]:
-        """Return the group that each worker should be in. In a pool, a worker stays in its group
-        while the group has too few workers or just enough."""
+        """Return the group that each worker should be in."""
         if not self._pool:
             kinds = self._kinds
             return {w: kinds[s.kind] for w, s in seen.workers.items() if s.kind in kinds}
-        now = {w: self._member.get(w) or says.group for w, says in seen.workers.items()}
-        chosen: dict[str, str] = {}
-        free = [w for w, group in now.items() if group is None]
-        for group in dict.fromkeys(g for g in now.values() if g is not None):
-            its = {v for v, m in self._model_of.items() if self.layout.get(m) == group}
-            mine = [w for w, g in now.items() if g == group]
-            mine.sort(key=lambda w: (-len(seen.workers[w].loaded & its), w))
-            room = self.sizes.get(group, 0)
-            chosen |= dict.fromkeys(mine[:room], group)
-            free += mine[room:]
-        for worker in sorted(free if self.sizes else []):
-            count = Counter(chosen.values())
-            filled = {g: count[g] / n if n else math.inf for g, n in self.sizes.items()}
-            # Surplus workers stay in their groups.
-            stays = now[worker] if min(filled.values()) >= 1 else None
-            where = stays if filled.get(stays or "", math.inf) < math.inf else None
-            chosen[worker] = where or min(filled, key=lambda g: (filled[g], g))
-        self._member = chosen
-        return chosen
+        home = {v: self.layout.get(model, "") for v, model in self._model_of.items()}
+        self._member = divided(seen.workers, self.sizes, home, self._member)
+        return self._member
 
     def held(self, group: str | None) -> set[str]:
         """Return the models that have requests in a group."""
@@ -359,7 +374,7 @@ class Homes:
             old, new = self._routes[unit[0]], self.layout[unit[0]]
             ready = [self._is_ready(model, new, wanted, seen) for model in unit]
             late = now - since > _PATIENCE_S
-            failed = now - since > _LOADS_S or self._failed(unit, new, seen)
+            failed = now - since > _LOADS_S or _cannot_load(unit, new, self._model_of, seen)
             if all(some and (every or late) for some, every in ready):
                 self._number += 1
                 self._routes |= dict.fromkeys(unit, new)
@@ -390,19 +405,10 @@ class Homes:
                 found.append(wants <= says.loaded)
         return any(found), bool(found) and all(found)
 
-    def _failed(self, unit: tuple[str, ...], group: str, seen: Seen) -> bool:
-        """Return whether no worker of a group can load the unit: there is none, or all that report
-        errors have one of its variants."""
-        there = [says for says in seen.workers.values() if says.group == group]
-        return all(
-            any(self._model_of.get(variant) in unit for variant in says.errors) for says in there
-        )
-
     @property
     def groups(self) -> tuple[str, ...]:
         """Names of all groups."""
-        named = {*self._routes.values(), *self._kinds.values(), *self.sizes}
-        return tuple(sorted(named))
+        return tuple(sorted({*self._routes.values(), *self._kinds.values(), *self.sizes}))
 
     @property
     def routing(self) -> Routing | None:
@@ -421,9 +427,8 @@ class Homes:
         no groups."""
         if not self._units:
             return {}
-        settled = not self._moving_since and not self._draining and not self.unplaced
-        member = self.members(seen)
-        settled &= all(says.group == member.get(w) for w, says in seen.workers.items())
+        member, moves = self.members(seen), self._moving_since or self._draining or self.unplaced
+        settled = not moves and all(s.group == member.get(w) for w, s in seen.workers.items())
         return {
             **({} if settled else {"state": "moving" if self.layout else "starting"}),
             "moves": self.moves,
@@ -437,3 +442,11 @@ class Homes:
                 for group in self.groups
             },
         }
+
+
+def _cannot_load(
+    unit: tuple[str, ...], group: str, model_of: Mapping[str, str], seen: Seen
+) -> bool:
+    """Return whether no worker of a group can load a unit: each has reported an error."""
+    there = [says for says in seen.workers.values() if says.group == group]
+    return all(any(model_of.get(variant) in unit for variant in says.errors) for says in there)

@@ -9,6 +9,7 @@ import logging
 import math
 import time
 import uuid
+from collections import deque
 from typing import Any
 
 from ray_slo.serve.config.spec import AppSpec
@@ -41,10 +42,15 @@ _TICK_S = 0.25
 # the scheduler itself does not run, and then the missing polls are not the client's fault.
 _UNREAD_TICKS = 4
 _SILENT_TICKS = round(_CLIENT_GONE_S / _TICK_S)
-# A scheduler serves if workers finished a batch for it in the last `_SERVED_S` seconds. What came
-# while this process stood still (no tick for `_STOOD_S`) proves nothing, for `_STEADY_S`. It stays
-# the leader for this reason at most once in `_ONCE_S`.
-_SERVED_S, _STOOD_S, _STEADY_S, _ONCE_S = 0.25, 0.4, 2.0, 30.0
+# A scheduler serves if workers finish batches for it: in the last `_SERVED_S` seconds, and without
+# a pause of `_PAUSE_S` for `_LONG_S`. What came while this process stood still (no tick for
+# `_STOOD_S`) proves nothing, for `_STEADY_S`. It stays the leader for this reason at most `_STAYS`
+# times in `_ONCE_S`.
+_SERVED_S, _PAUSE_S, _LONG_S, _STOOD_S, _STEADY_S = 0.5, 2.0, 5.0, 0.4, 2.0
+_STAYS, _ONCE_S = 8, 30.0
+# A scheduler that had to give way does not lead again for so long. Otherwise the frontends that
+# were cut off with it would choose it again, before their connections to the other one work.
+_GIVES_WAY_S = 2.0
 
 
 class _Mailbox:
@@ -100,7 +106,9 @@ class SchedulerActor(AppActor):
         self._decisions = Decisions(app_key, name_of(spec.policy.name))
         self._metrics = SchedulerMetrics(app_key)
         self._last_contact = self._ticked_at = time.monotonic()
-        self._served_at = self._stood_at = self._stayed_at = -math.inf
+        self._served_at = self._stood_at = self._gave_way_at = -math.inf
+        self._serves_since = -math.inf
+        self._stays: deque[float] = deque([-math.inf] * _STAYS, _STAYS)  # when it stayed the leader
         self._listener: asyncio.Task[Listener] | None = None
         with contextlib.suppress(Exception):  # imports, before the first request waits for them
             new_policy(spec)
@@ -113,20 +121,23 @@ class SchedulerActor(AppActor):
             return
         self._end_scheduler()
         if self._serves(now):
-            self._stayed_at = now
+            self._stays.append(now)
             self._lease.renew()
             self._begin_scheduler()
             said = "a scheduler that was cut off led, with term %d; this one serves, and leads on"
             logger.warning(said, highest)
         else:
+            self._gave_way_at = now
             logger.warning("another scheduler leads, with term %d; this one is its spare", highest)
 
     def _serves(self, now: float) -> bool:
-        """Return whether workers serve for this scheduler now. Then its frontends were never told
-        that it is silent: the other one was cut off from them, and chosen by those on its side. Its
-        connections may take as long again as it was away until they work."""
+        """Return whether workers serve for this scheduler now, as they have for a while. Then its
+        frontends were never told that it is silent: the other one was cut off from them, and chosen
+        by those on its side. Its connections may take as long again as it was away until they
+        work."""
         ran = now - self._ticked_at < _STOOD_S and now - self._stood_at > _STEADY_S
-        return ran and now - self._stayed_at > _ONCE_S and now - self._served_at < _SERVED_S
+        serves = now - self._served_at < _SERVED_S and now - self._serves_since > _LONG_S
+        return ran and serves and now - self._stays[0] > _ONCE_S
 
     async def lead(self, client: str, highest: int) -> None:
         """Begin to lead, if the actor does not lead, and tell the client.
@@ -135,6 +146,8 @@ class SchedulerActor(AppActor):
             highest: the highest term that the client knows.
         """
         self._hear(highest)
+        if time.monotonic() - self._gave_way_at < _GIVES_WAY_S:
+            return  # the client asks again
         if self._lease.take(highest):
             logger.warning("this scheduler leads from now on, with term %d", self._lease.term)
             self._begin_scheduler()
@@ -259,7 +272,10 @@ class SchedulerActor(AppActor):
     async def report(self, report: BatchReport) -> None:
         self._hear()
         if self._scheduler is not None:
-            self._served_at = time.monotonic()
+            now = time.monotonic()
+            if now - self._served_at > _PAUSE_S:
+                self._serves_since = now
+            self._served_at = now
             self._scheduler.report(report)
 
     async def capacity(self) -> dict[str, Capacity]:

@@ -42,13 +42,17 @@ async def running(workers=("w0",), watching=False):
         actor.close()
     await actor.lead("", 0)
     for worker in workers:
-        profiles = {"m": LatencyProfile([0.01] * 8)}
-        await obeys(actor, Heartbeat(worker, "default", profiles, []))
+        await alive(actor, worker)
     try:
         yield actor
     finally:
         actor.close()
-        actor._scheduler.close()
+        actor._end_scheduler()
+
+
+async def alive(actor, worker="w0"):
+    profiles = {"m": LatencyProfile([0.01] * 8)}
+    await obeys(actor, Heartbeat(worker, "default", profiles, []))
 
 
 def report(grant):
@@ -232,21 +236,56 @@ async def test_the_scheduler_of_an_older_release_grants_nothing_more():
         assert [grant.request_ids for grant in await client.poll()] == [(1,)]
 
 
-@pytest.mark.parametrize(("after_s", "term"), [(0.1, 6), (0.5, 0)])
-@in_loop
-async def test_one_that_serves_leads_on_when_one_that_was_cut_off_comes_back(after_s, term):
-    async with running() as actor:
-        (client,) = await acquainted(actor, "client")
-        await client.submit(1)
+async def served(actor, client, times):
+    """A batch for the client every 0.9 s."""
+    for number in range(times):
+        for _ in range(3):
+            asyncio.get_running_loop().now += 0.3
+            actor._step(time.monotonic())
+        await alive(actor)
+        await client.submit(100 + number)
         (grant,) = await client.poll()
         await actor.report(report(grant))
+        await settle()
+
+
+@pytest.mark.parametrize(
+    ("times", "after_s", "terms"),
+    [(8, 0.1, [6, 8]), (8, 0.6, [0]), (3, 0.1, [0])],  # it serves; not now; not for long
+)
+@in_loop
+async def test_one_that_serves_leads_on_when_one_that_was_cut_off_comes_back(times, after_s, terms):
+    async with running() as actor:
+        (client,) = await acquainted(actor, "client")
+        await served(actor, client, times)
         asyncio.get_running_loop().now += after_s
-        epoch, *_ = await actor.poll("client", client.epoch, client.acked, "", 5)
-        assert (await actor.status())["term"] == term
-        if term:  # only once: the other one may serve, too
-            await actor.poll("client", epoch, 0, "", 7)
+        epoch, heard = client.epoch, 5
+        for term in terms:
+            epoch, *_ = await actor.poll("client", epoch, client.acked, "", heard)
+            assert (await actor.status())["term"] == term
+            heard += 2
+        if not actor._scheduler:
+            # The frontends that were cut off with it do not make it lead at once.
+            await actor.lead("other", heard)
             assert (await actor.status())["term"] == 0
-        actor._begin_scheduler()  # for the end of the block
+            asyncio.get_running_loop().now += 2.1
+            await actor.lead("other", heard)
+            assert (await actor.status())["term"] > heard
+
+
+@in_loop
+async def test_two_that_serve_agree_on_one():
+    """Each hears of the other, again and again."""
+    async with running() as actor:
+        (client,) = await acquainted(actor, "client")
+        await served(actor, client, 8)
+        stayed, epoch = 0, client.epoch
+        for term in range(5, 50, 2):
+            epoch, *_ = await actor.poll("client", epoch, client.acked, "", term)
+            if not (await actor.status())["term"]:
+                break
+            stayed += 1
+        assert stayed == 8
 
 
 # -- frontends' own channels, stopped and let go at random ----------------------------------
