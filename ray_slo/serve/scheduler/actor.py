@@ -36,11 +36,12 @@ logger = logging.getLogger(__name__)
 _POLL_S = 5.0  # an idle long poll returns after this time, so that a silent client is noticed
 _CLIENT_GONE_S = 15.0
 _ALONE_S = 2.0  # after this many seconds without clients and workers, the actor is alone
-_TICK_S = 0.25
-# A client counts as gone after this many ticks (about a second) without a poll. Its unread messages
-# are useless by then, and may block workers. Ticks are counted, because the time also passes while
-# the scheduler itself does not run, and then the missing polls are not the client's fault.
-_UNREAD_TICKS = 4
+_TICK_S = 0.1
+# A client counts as gone after this many ticks without a poll, because its unread grants hold
+# workers. Ticks are counted, because the time also passes while the scheduler itself does not run,
+# and then the missing polls are not the client's fault. A client that polls `_SLOW_S` later was
+# only slow. It has to submit again, and gets twice as many ticks, at most `_MOST_TICKS`.
+_UNREAD_TICKS, _MOST_TICKS, _SLOW_S = 3, 10, 5.0
 _SILENT_TICKS = round(_CLIENT_GONE_S / _TICK_S)
 # A scheduler serves if workers finish batches for it: in the last `_SERVED_S` seconds, and without
 # a pause of `_PAUSE_S` for `_LONG_S`. What came while this process stood still (no tick for
@@ -59,11 +60,12 @@ class _Mailbox:
 
     Attributes:
         node: Ray's id of the client's node.
+        patience: number of ticks after which the client counts as gone, if it has unread messages.
         told: the term that the client knows of. None: it must be told at once.
     """
 
-    def __init__(self, node: str, told: int) -> None:
-        self.node = node
+    def __init__(self, node: str, told: int, patience: int = _UNREAD_TICKS) -> None:
+        self.node, self.patience = node, patience
         self.told: int | None = told
         self.epoch = uuid.uuid4().hex[:8]
         self.sequence = 0
@@ -85,7 +87,7 @@ class _Mailbox:
     def tick(self) -> bool:
         """Count a tick. Return whether the client counts as gone."""
         self.ticks += 1
-        return self.ticks >= (_UNREAD_TICKS if self.messages else _SILENT_TICKS)
+        return self.ticks >= (self.patience if self.messages else _SILENT_TICKS)
 
 
 class SchedulerActor(AppActor):
@@ -103,6 +105,7 @@ class SchedulerActor(AppActor):
         self._changed = asyncio.Event()  # set when the actor begins to lead
         self._aside = OtherProcess()
         self._mailboxes: dict[str, _Mailbox] = {}
+        self._silent: dict[str, tuple[float, int]] = {}  # clients taken for gone: when, patience
         self._decisions = Decisions(app_key, name_of(spec.policy.name))
         self._metrics = SchedulerMetrics(app_key)
         self._last_contact = self._ticked_at = time.monotonic()
@@ -231,7 +234,8 @@ class SchedulerActor(AppActor):
         box = self._mailboxes.get(client)
         if box is None or box.epoch != epoch:
             self._withdraw(client)
-            box = self._mailboxes[client] = _Mailbox(node, self._lease.term)
+            patience = self._patience_with(client)
+            box = self._mailboxes[client] = _Mailbox(node, self._lease.term, patience)
             if self._scheduler is not None:
                 self._scheduler.client_is_on(client, node)
             return box.epoch, self._lease.term, 0, []
@@ -324,12 +328,16 @@ class SchedulerActor(AppActor):
         self._ticked_at = now
         for client, box in list(self._mailboxes.items()):
             if box.tick():
-                logger.warning(
-                    "frontend %s is silent with %d messages unread; its requests are withdrawn",
-                    client,
-                    len(box.messages),
-                )
+                said = "frontend %s is silent with %d messages unread; its requests are withdrawn"
+                logger.warning(said, client, len(box.messages))
+                self._silent[client] = now, box.patience
                 self._withdraw(client)
+        self._silent = {c: s for c, s in self._silent.items() if now - s[0] < _SLOW_S}
+
+    def _patience_with(self, client: str) -> int:
+        """Return the ticks after which a client that connects counts as gone."""
+        _, before = self._silent.pop(client, (0.0, 0))
+        return min(2 * before, _MOST_TICKS) or _UNREAD_TICKS
 
     def _is_alone(self) -> bool:
         silent_s = time.monotonic() - self._last_contact

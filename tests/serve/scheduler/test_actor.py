@@ -111,7 +111,7 @@ async def test_what_a_dead_client_was_granted_holds_no_worker():
 
 
 @in_loop
-async def test_a_dead_client_costs_a_second_and_a_scheduler_that_stood_still_nothing():
+async def test_a_dead_client_costs_a_moment_and_a_scheduler_that_stood_still_nothing():
     async with running(watching=True) as actor:
         dead, other = await acquainted(actor, "dead", "other")
         await dead.submit(1, 2, 3)
@@ -122,7 +122,7 @@ async def test_a_dead_client_costs_a_second_and_a_scheduler_that_stood_still_not
         await other.submit(1)
         (grant,) = await other.poll()
         assert grant.request_ids == (1,)
-        assert 0.5 <= time.monotonic() - since <= 1.0
+        assert 0.15 <= time.monotonic() - since <= 0.4
 
 
 @in_loop
@@ -137,6 +137,10 @@ async def test_a_client_that_was_only_slow_comes_back():
         await slow.submit(1)
         (grant,) = await slow.poll()
         assert grant.request_ids == (1,)
+        tick(actor, 2 * _UNREAD_TICKS - 1)  # it is known to be slow
+        assert "slow" in actor._mailboxes
+        tick(actor, 1)
+        assert "slow" not in actor._mailboxes
 
 
 @in_loop
@@ -194,7 +198,7 @@ async def test_a_batch_of_two_clients_is_over_when_neither_has_heard_of_it():
         await actor.events("one", one.epoch, events)
         await actor.events("two", two.epoch, events)
         await settle()
-        tick(actor, _UNREAD_TICKS)
+        tick(actor, 2 * _UNREAD_TICKS)  # one was slow before
         status = await actor.status()
         assert (status["queued"], status["in_flight"]) == ({"m": 0}, 0)
 
@@ -237,10 +241,10 @@ async def test_the_scheduler_of_an_older_release_grants_nothing_more():
 
 
 async def served(actor, client, times):
-    """A batch for the client every 0.9 s."""
+    """A batch for the client every 0.7 s."""
     for number in range(times):
-        for _ in range(3):
-            asyncio.get_running_loop().now += 0.3
+        for _ in range(2):
+            asyncio.get_running_loop().now += 0.35
             actor._step(time.monotonic())
         await alive(actor)
         await client.submit(100 + number)
@@ -251,7 +255,7 @@ async def served(actor, client, times):
 
 @pytest.mark.parametrize(
     ("times", "after_s", "terms"),
-    [(8, 0.1, [6, 8]), (8, 0.6, [0]), (3, 0.1, [0])],  # it serves; not now; not for long
+    [(9, 0.1, [6, 8]), (9, 0.6, [0]), (3, 0.1, [0])],  # it serves; not now; not for long
 )
 @in_loop
 async def test_one_that_serves_leads_on_when_one_that_was_cut_off_comes_back(times, after_s, terms):
@@ -278,7 +282,7 @@ async def test_two_that_serve_agree_on_one():
     """Each hears of the other, again and again."""
     async with running() as actor:
         (client,) = await acquainted(actor, "client")
-        await served(actor, client, 8)
+        await served(actor, client, 9)
         stayed, epoch = 0, client.epoch
         for term in range(5, 50, 2):
             epoch, *_ = await actor.poll("client", epoch, client.acked, "", term)
