@@ -69,7 +69,7 @@ class ProteusBrain(AutoBrain):
             rates = {task: rate.value(self._now) for task, rate in self._arrived.items()}
         else:
             rates = expected(job.whole)
-        return solve(job, lambda problem, last: plan(self.asked(problem), rates))
+        return solve(job._replace(plan=lambda problem, _: plan(self.asked(problem), rates)))
 
     def asked(self, problem: Problem) -> Problem:
         """Return the problem to solve in place of this one."""

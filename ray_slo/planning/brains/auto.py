@@ -91,7 +91,7 @@ class AutoBrain(Brain):
 
     @property
     def solve(self) -> Callable[[Job], Plans]:
-        return partial(solve, plan=self._setting.plan)
+        return solve
 
     def configure(self, setting: AutoSetting) -> None:
         self._given, self._setting = setting, (setting := setting.tuned(self._tuned))
@@ -176,9 +176,9 @@ class AutoBrain(Brain):
         asked = self._homes.asked(now, asked)
         last = best(self._solved.whole) if self._solved is not None else None
         idle = frozenset(name for name in self._streams if self._streams.is_idle(name, now))
-        usable = frozenset(known.measured(seen))
         new = frozenset(kind for kind in self._kinds if not known.knows(seen, kind))
-        return Job(asked, there, last, usable, now, factors, idle, new, self._tuned)
+        usable, how = frozenset(known.measured(seen)), (new, self._tuned, self._setting.plan)
+        return Job(asked, there, last, usable, now, factors, idle, *how)
 
     def due(self, now: float, seen: Seen) -> str:
         self._look(now, seen)

@@ -89,6 +89,7 @@ class Job(NamedTuple):
         idle: streams without demand.
         unknown: kinds of workers that nobody has measured.
         arguments: arguments of the planner that were changed while it runs.
+        plan: function that solves the problem.
     """
 
     whole: Problem
@@ -100,6 +101,7 @@ class Job(NamedTuple):
     idle: frozenset[str]
     unknown: frozenset[str] = frozenset()
     arguments: Mapping[str, Any] = {}
+    plan: Planner = auto.plan
 
     def meanwhile(self, group_of: Mapping[str, str]) -> Problem:
         """Return the problem for the present workers, with the models in the groups `group_of`."""
@@ -126,12 +128,9 @@ class Plans(NamedTuple):
         return self.whole.reason if isinstance(self.whole, Infeasible) else None
 
 
-def solve(job: Job, plan: Planner = auto.plan) -> Plans:
-    """Return both plans of a job. This runs as a Ray task.
-
-    Args:
-        plan: another planner, to compare.
-    """
+def solve(job: Job) -> Plans:
+    """Return both plans of a job. This runs as a Ray task."""
+    plan = job.plan
     whole = _useful(job.whole, job.last, plan)
     wanted, present = best(whole).workers, job.present
     if not any(present.values()) or all(n <= present.get(k, 0) for k, n in wanted.items()):
