@@ -429,13 +429,22 @@ def queries(planner, budget, rate=1, **arguments):
     return of_live(document, {("rank", "big"): (100, 0, 10), ("rank", "small"): (200, 0, 10)})
 
 
+ALONE = """
+1 big, 0 small
+accuracy 100 %
+"""
+
+
 def test_kairos_takes_the_mix_with_the_highest_upper_bound():
     check(
         "kairos, a budget of 1.5",
         queries("kairos", 1.5, follow_load=False),
-        "1 big, 2 small",  # "big" takes 1 large one per second, so 10/s; the small ones 9 of these
+        """
+        1 big, 2 small  # "big" takes 1 large one per second, so 10/s; the small ones 9 of these
+        accuracy 100 %
+        """,
     )
-    check("kairos, a budget of 1", queries("kairos", 1.0, follow_load=False), "1 big, 0 small")
+    check("kairos, a budget of 1", queries("kairos", 1.0, follow_load=False), ALONE)
 
 
 def test_kairos_says_that_a_budget_is_too_small():
@@ -444,18 +453,20 @@ def test_kairos_says_that_a_budget_is_too_small():
         queries("kairos", 0.5),
         """
         0 big, 2 small
+        accuracy 100 %
         short: one big costs 1 per hour, the budget is 0.5
         """,
     )
 
 
 def test_kairos_spends_no_more_than_the_load_needs():
-    check("kairos, 1 request/s", queries("kairos", 3.0, rate=1), "1 big, 0 small")
+    check("kairos, 1 request/s", queries("kairos", 3.0, rate=1), ALONE)
     check(
         "kairos, 20 requests/s",
         queries("kairos", 3.0, rate=20),
         """
         2 big, 4 small
+        accuracy 100 %
         short: 28 req/s is more than a budget of 3 per hour sustains: about 15
         """,
     )
@@ -465,7 +476,10 @@ def test_kairos_plus_takes_what_the_simulator_confirms():
     check(
         "kairos_plus, a budget of 1.5",
         queries("kairos_plus", 1.5, follow_load=False),
-        "1 big, 2 small",
+        """
+        1 big, 2 small
+        accuracy 100 %
+        """,
     )
 
 

@@ -196,10 +196,10 @@ def _sizes(model: auto.Model) -> NDArray[np.int64]:
     sample = []
     for size in model.sizes:
         low = max(2 * size.items - size.largest, 1.0)
-        high = (size.items - low) / (size.largest - low) if size.largest > low else 0.0
-        count = max(_SAMPLE * size.share, 1.0)
-        sample += [size.largest] * max(round(high * count), 1)
-        sample += [round(low)] * round((1 - high) * count)
+        high = (size.items - low) / (size.largest - low) if size.largest > low else 1.0
+        count = _SAMPLE * size.share
+        most = max(round(high * count), 1)
+        sample += [size.largest] * most + [round(low)] * (round(count) - most)
     return np.array(sample or [max(round(model.items), 1)], dtype=np.int64)
 
 
