@@ -195,6 +195,7 @@ class World:
                 self._birth(place)
         for place in (*self.worker_places, *self.frontends):
             self._birth(place)
+            await asyncio.sleep(0.01)  # the first worker is the first that the scheduler knows
         while not all(f.is_ready for f in map(self.at, self.frontends)):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
