@@ -13,14 +13,17 @@ because a policy takes larger batches when more requests wait. In overload, the 
 1 − capacity/demand.
 
 Workers may serve several models. So there are two bounds. A model has at most all workers that host
-it. Models that share workers, directly or indirectly, have at most all their workers together. If a
-request makes m requests at a task, the loss of one of these is enough to lose it. Bursts hit them
-together, so they count as √m. A request is lost if one of its tasks is lost by the first bound. Its
-probability to be lost is at least the share of lost work by the second bound.
+it. Models that share workers, directly or indirectly, have at most all their workers together. A
+request is lost if one of its tasks is lost by the first bound. Its probability to be lost is at
+least the share of lost work by the second bound.
+
+A request at the root makes M requests at a task. If one of these is lost, the others are lost with
+it. So the lost requests have E[M²]/E[M] each, and a share x of lost work is a share x·E[M]²/E[M²]
+of lost requests (`_per_root`). Most of them have many; those without any are never lost there.
 
 Batches grow with the backlog, so workers reduce it faster than at the formula's constant speed. The
-effect is that of a smaller variance (`_VARIANCE`). This factor and the root of m were chosen on
-simulated random problems; `python -m benchmarks expected-bad` compares them with others.
+effect is that of a smaller variance (`_VARIANCE`). This factor was chosen on simulated random
+problems; `python -m benchmarks expected-bad` compares the predictions with others.
 """
 
 from __future__ import annotations
@@ -108,11 +111,24 @@ def late_by_stream(problem: Problem, plan: Plan, demand: Mapping[str, Demand]) -
     late = {}
     for stream in asked:
         tree = problem.tree_of(stream)
-        counted = {t: math.sqrt(max(m, 1.0)) for t, m in arrivals[tree.name].items()}
-        in_time = math.prod((1 - alone[tree[t].model]) ** m for t, m in counted.items())
-        rest = 1 - max(together[task.model] for task in tree.tasks)
-        late[stream] = 1 - min(in_time, rest ** max(counted.values()))
+        lost = _per_root(tree, arrivals[tree.name])
+        in_time = math.prod(1 - alone[tree[t].model] * share for t, share in lost.items())
+        rest = 1 - max(together[tree[t].model] * share for t, share in lost.items())
+        late[stream] = 1 - min(in_time, rest)
     return late
+
+
+def _per_root(tree: Tree, arrivals: Mapping[str, float]) -> dict[str, float]:
+    """Return the share of the requests at the root that are lost if all work at a task is lost, and
+    each takes what it made: E[M]²/E[M²], by task. The numbers of requests made are taken for
+    Poisson. Then E[M²]/E[M] is 1 + f times that of the task before, where f is the mean number of
+    requests that one request there makes."""
+    size = {tree.root: 1.0}
+    for task in tree.order:
+        for child in tree.children(task.name):
+            made = arrivals[child] / arrivals[task.name] if arrivals[task.name] else 0.0
+            size[child] = 1 + made * size[task.name]
+    return {name: arrivals[name] / n for name, n in size.items()}
 
 
 def _planned_s(problem: Problem, plan: Plan) -> dict[str, float]:

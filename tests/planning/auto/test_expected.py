@@ -53,6 +53,23 @@ def test_in_overload_what_workers_cannot_do_is_lost():
     assert there["a"].bad_rate == pytest.approx(0.0, abs=1e-3)
 
 
+@pytest.mark.parametrize(("made", "lost"), [(0.4, 0.4 / 1.4), (1.0, 1 / 2), (4.0, 4 / 5)])
+def test_requests_that_make_many_are_lost_rather_than_those_that_make_few(made, lost):
+    """Half of the child's work is lost. Its share of the requests is E[M]²/E[M²] of that."""
+    tasks = (TreeTask("a", "a", None, {"one": {"b": made}}), TreeTask("b", "b", "a"))
+    rate = 200 / made  # the child's worker does 100 per second
+    quick = Model("a", (Variant("one", 90, {"gpu": LatencyProfile([1e-4])}),))
+    problem = Problem(
+        (quick, model("b", two=80)),
+        (Tree("a", tasks, {"": 0.1}),),
+        {"a": Demand(rate, 0)},
+        (Kind("gpu", 0, 2),),
+    )
+    slots = tuple(Slot("gpu", (Assigned(v, 1, 100.0),), (v,)) for v in ("one", "two"))
+    plan = Plan({"gpu": 2}, slots, 85.0, {"a": 0.5}, 0.0, 0.0, Prices(), {}, "share", "")
+    assert bad_share(problem, plan) == pytest.approx(0.5 * lost, abs=0.01)
+
+
 def quick_and_slow(memory_mb=100.0, **kwargs):
     variants = (
         Variant("slow", 90, {"gpu": LatencyProfile([0.01])}, {"gpu": 60.0}),
