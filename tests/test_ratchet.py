@@ -26,7 +26,7 @@ CODE_LINES = {
     "demo": 2274,
     "load": 599,
     "models": 2515,
-    "planning": 8114,  # a lost request takes what it made with it
+    "planning": 8123,  # what a tree loses; what the present workers do under kairos
     "policies": 6571,
     "record": 948,
     "serve": 2153,  # two times after a deadline, once for frontends and HAProxy

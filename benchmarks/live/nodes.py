@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -290,6 +291,8 @@ def seen_of(mode: str, quick: bool, seed: int, names: Sequence[str], folder: str
             found += result_of("benchmarks.live.nodes", mode, order, prefix=prefix)
         except subprocess.CalledProcessError:  # its error is printed; the other faults go on
             print(f"{mode}, {name}: not run, see above", file=sys.stderr, flush=True)
+            fault = {**FAULTS, **PEERS}[name].fault
+            found.append(Seen(f"{fault.says}, not run", math.nan, 0, recovery_s=None).to_json())
     return [Seen.from_json(one) for one in found]
 
 

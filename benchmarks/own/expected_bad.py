@@ -3,8 +3,8 @@
 A problem has one to three tasks: in a chain, below a common root, or independent. Each has one to
 three variants, which take 1, 0.6 and 0.35 of the time. There are 2 to 20 workers. The load is 0.5
 to 1.2 of what they can serve with the quickest variants. Arrivals are Poisson, or come in bursts
-(Gamma gaps of shape 0.3). The policy is `price`, which shares workers as a plan expects it; in
-overload, `deferred` loses more, up to 19 points. A run lasts 30 SLOs or more, unless it would
+(Gamma gaps of shape 0.3). The policy is `price`, which shares workers as a plan expects it.
+(`deferred` loses more of a tree in overload.) A run lasts 30 SLOs or more, unless it would
 have too many requests. A new plan is made every fifth of the run, but at most every 10 s.
 *Expected* is the mean over the plans, weighted by the requests that arrived under each. Bad
 requests are late or refused.

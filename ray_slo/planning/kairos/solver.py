@@ -35,7 +35,9 @@ from ray_slo.planning.result import Infeasible, best
 _MOST_CONFIGURATIONS = 200_000
 _SAMPLE = 500  # the number of sizes in a market
 _NEAR_TIE = 0.9  # share of the highest bound
-_HALVES = 10  # the largest demand that the program can serve is found to 1/1000
+# The largest demand that the program can serve is sought to 2^20 times the present one, and found
+# to 1/1000 of it.
+_DOUBLINGS, _HALVES = 20, 10
 
 # Requests per second that a configuration sustains: of a market, a configuration, the bound on it,
 # and the number of requests to try it with.
@@ -114,7 +116,7 @@ def mix(
     if not _is_plain(problem):
         return _by_program(problem, last, arguments, min_gain)
     if problem.present is not None:
-        return _planned(problem, _Chosen(problem.present, problem.rate(problem.streams[0]), ""))
+        return _meanwhile(problem, arguments)
     limits = {kind.name: kind.max_workers for kind in problem.kinds}
     market = _market(problem, arguments)
     names = [t.name for t in market.types]
@@ -156,13 +158,26 @@ def mix(
         and bounds[current] >= (1 - min_gain) * bounds[chosen]
     ):
         chosen, why = current, f"no other serves much more; {why}"
-    mine = _named(names, counts[chosen])
+    mine = dict(zip(names, counts[chosen].tolist(), strict=True))
     text = (
-        f"{kairos.text_of({n: c for n, c in mine.items() if c})} at {cost[chosen]:.4g} per hour, "
+        f"{_text(mine)} at {cost[chosen]:.4g} per hour, "
         f"of {market.budget_per_hour:g}: {why}. "
         f"At most {bounds[chosen]:.4g} req/s, {attained:.0%} of that is taken for sustained."
     )
     return _planned(problem, _Chosen(mine, attained * float(bounds[chosen]), text, shortfall))
+
+
+def _meanwhile(problem: Problem, arguments: Arguments) -> Plan | Infeasible[Plan]:
+    """Return the plan for the present workers, until the others are there."""
+    market, there = _market(problem, arguments), problem.present
+    assert there is not None
+    row = np.array([[there.get(t.name, 0) for t in market.types]])
+    most = arguments.attained * float(kairos.fluid_bounds(market, row)[0])
+    return _planned(problem, _Chosen(there, most, f"{_text(there)}, about {most:.4g} req/s."))
+
+
+def _text(counts: Mapping[str, int]) -> str:
+    return kairos.text_of({name: count for name, count in counts.items() if count})
 
 
 def _is_plain(problem: Problem) -> bool:
@@ -191,8 +206,8 @@ def _market(problem: Problem, arguments: Arguments) -> Market:
 
 
 def _sizes(model: auto.Model) -> NDArray[np.int64]:
-    """Return a sample of a model's sizes, shape (n,). Of each class, one half has the largest size,
-    and the other half what makes the mean that of the class."""
+    """Return a sample of a model's sizes, shape (n,). Each class has its largest size and another
+    one, in shares with which the mean is that of the class."""
     sample = []
     for size in model.sizes:
         low = max(2 * size.items - size.largest, 1.0)
@@ -293,10 +308,6 @@ def _index(counts: NDArray[np.int64], row: list[int]) -> int | None:
     return int(found[0]) if len(found) else None
 
 
-def _named(names: list[str], row: NDArray[np.int64]) -> Configuration:
-    return {n: int(c) for n, c in zip(names, row, strict=True)}
-
-
 # -- several models, variants or SLOs ------------------------------------------------------
 
 
@@ -321,7 +332,10 @@ def _highest(problem: Problem, made: Plan | Infeasible[Plan]) -> Plan | Infeasib
     """Return the plan for the largest multiple of the demand that the budget pays for. `made` is
     the plan for the demand."""
     low, high = 1.0, 2.0
-    while not isinstance(more := auto.plan(_times(problem, high), best(made)), Infeasible):
+    for _ in range(_DOUBLINGS):
+        more = auto.plan(_times(problem, high), best(made))
+        if isinstance(more, Infeasible):
+            break
         made, low, high = more, high, 2 * high
     for _ in range(_HALVES if not isinstance(made, Infeasible) else 0):
         factor = (low + high) / 2

@@ -87,6 +87,21 @@ def test_nothing_is_decided_before_latencies_and_sizes_are_known():
     assert brain.wanted(0.0, BOTH, False)["big0"] == Wanted((), ("rank",))
 
 
+def test_until_more_workers_are_there_the_plan_tells_what_the_present_ones_can_do():
+    brain = make_brain(spec_of())
+    counted(brain, SMALL_ONES, rate=40)
+    assert planned(brain, 10.0).shortfall is None
+    assert cost(brain) > 1.25
+    why = brain.adopt(job := brain.problem(10.0, BOTH), brain.solve(job)).why
+    told = float(
+        re.search(r"With the 2 that are there: 1 big \+ 1 small, about (.*) req/s", why)[1]
+    )
+    assert brain.outcome()["served"]["rank"] == pytest.approx(
+        told / job.whole.rate("rank"), rel=0.01
+    )
+    assert 0 < brain.outcome()["bad_rate"] < 1
+
+
 def test_the_rate_decides_how_much_of_the_budget_is_spent():
     brain = make_brain(spec_of())
     counted(brain, SMALL_ONES, rate=10)
