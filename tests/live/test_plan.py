@@ -87,7 +87,13 @@ def shown(handle):
     return {key: status.get(key) for key in keys}
 
 
-def test_replicas_and_variants_follow_the_demand(words):
+def has_fallen(log):
+    """Whether the log has the plan after which there is a worker less."""
+    plans = (plan for planner in plan_log.read(log) for plan in planner.plans)
+    return any("default: 3 → 2 workers" in plan.changes for plan in plans)
+
+
+def test_replicas_and_variants_follow_the_demand(words, log):
     assert eventually(lambda: settled(words, ["f0", ACCURATE])), shown(words)
     would = read_dry_run("auto", "words")
     assert would["replicas"] == {"default": {"running": 2, "target": 2, "would": 2}}
@@ -106,6 +112,8 @@ def test_replicas_and_variants_follow_the_demand(words):
     with letters(words, 1) as load:
         assert eventually(lambda: settled(words, ["f0", ACCURATE])), shown(words)
         assert eventually(lambda: plan(words)["running"] == {"default": 2}), shown(words)
+        # The planner dies below; what it did not write by then is lost.
+        assert eventually(lambda: has_fallen(log)), shown(words)
     assert set(load.outcomes) == {"ok"}, load.outcomes
 
 
@@ -162,7 +170,7 @@ def test_all_of_it_is_logged_and_the_scheduler_decides_the_same_again(words, log
     first, restarted, anew = plan_log.read(log)
     assert first.plans[0].trigger == "first plan"
     rise = next(p for p in first.plans if "default: 2 → 3 workers" in p.changes)
-    assert rise.trigger == "demand changed"
+    assert rise.trigger in ("demand changed", "period")  # one that was due anyhow may come first
     assert rise.demand > 2 * first.plans[0].demand  # the first reports of ten per second
     assert f"{QUICK}: 0 → 1 workers" in rise.changes
     assert rise.took_s > 0
