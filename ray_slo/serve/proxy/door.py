@@ -175,8 +175,8 @@ class ProxyDoor:
     def _is_ours(self, route: str) -> bool:
         return time.monotonic() - self._ours.get(route, -math.inf) < OURS_S
 
-    def leave(self, ticket: Ticket) -> None:
-        self._door.leave(ticket)
+    def leave(self, ticket: Ticket, was_refused: bool | None = None) -> None:
+        self._door.leave(ticket, was_refused)
 
     def note_refused(self, place: Place) -> None:
         """Count a refusal of a request that did not come to the door."""
@@ -214,7 +214,7 @@ class ProxyDoor:
         if took_s is not None:
             least_s = took_s if not least_s else min(_FORGET * least_s, took_s)
         least_s = min(least_s, _LEAST_OF_SLO * slo_ms / 1e3)
-        answers = Known(rate, int(most), least_s)
+        answers = Known(rate, int(most), least_s, place.route)
         self._places[place] = Facts(answers, slo_ms / 1e3, max_body_bytes, max_json_bytes)
         if took_s is not None and inside_s is not None:
             self._adapt(slo_ms / 1e3, took_s, inside_s)

@@ -33,6 +33,10 @@ SLACK = 1.25
 """Requests that proxies let on, as a multiple of what the workers can do by the deadline. The
 scheduler chooses among them. What it refuses has cost a frontend and a proxy CPU time."""
 FEW = 16  # this many requests of a place may always be on their way
+REFUSED_S = 1.0
+"""If frontends refuse more requests than they answer, and `FEW` more, the refused ones count as on
+their way until their deadline, and for this many seconds at most. Otherwise, the sooner the
+scheduler refuses requests, the more go on to it, and they take the CPU time of the workers."""
 PLACES_KEPT = 1024  # largest number of places that a proxy knows
 OURS_S = 60.0  # an application of ray-slo is known to a proxy for this long after an answer
 _MOST_WAITING = 2000  # largest number of waiting requests
@@ -55,11 +59,13 @@ class Known(NamedTuple):
         rate: requests per second that the workers can answer. None: unknown.
         most: number of requests that the frontends keep. None: unknown.
         least_s: least time that a request needs from here to its answer, in seconds.
+        who: their application. Requests for others do not take its capacity.
     """
 
     rate: float | None = None
     most: int | None = None
     least_s: float = 0.0
+    who: str | None = None
 
 
 NOTHING = Known()
@@ -134,6 +140,10 @@ class Gate:
         self._waiting: dict[Key, Ticket] = {}
         self._order: list[Key] = []  # sorted keys of the waiting requests
         self._inside: list[Key] = []  # sorted keys of requests that are on their way
+        # Sorted keys by application: of requests that wait or are on their way, and of refused ones
+        # that still count.
+        self._of: dict[str | None, list[Key]] = {}
+        self._spare = FEW  # number of requests that frontends may still refuse
         self._strangers: set[Ticket] = set()  # those on their way that count
         self._interval_s = 0.0  # mean time between two requests that go on while others wait
         self._last_at: float | None = None  # time when the last one went on, if others waited
@@ -164,8 +174,10 @@ class Gate:
             return None
         self._waiting[ticket.key] = ticket
         insort(self._order, ticket.key)
+        self._count(ticket)
         if len(self._order) > self._most:
             last = self._take(-1)
+            self.forget(last)
             said = f"{self._most} requests wait for admission, and all go before it"
             last.told(_refusal("queue_full", said, self._most * self._interval_s))
             if last is ticket:
@@ -179,7 +191,7 @@ class Gate:
         return self._refused(now, key, bisect_right(self._order, key), known)
 
     def _refused(self, now: float, key: Key, before: int, known: Known) -> RefusedEarly | None:
-        left_s, (rate, most, least_s) = key[1] - now, known
+        left_s, (rate, most, least_s, who) = key[1] - now, known
         wait_s = before * self._interval_s
         if before and wait_s + least_s > left_s:
             said = (
@@ -187,7 +199,7 @@ class Gate:
                 f"its time, {max(left_s, 0.0):.2g} s are left"
             )
             return _refusal("would_miss", said, wait_s)
-        ahead = before + bisect_right(self._inside, key)
+        ahead = bisect_right(self._of.get(who, ()), key)
         too_many_for_them = rate is not None and ahead >= max(FEW, SLACK * rate * left_s)
         if not too_many_for_them and (most is None or ahead < most):
             return None
@@ -222,6 +234,7 @@ class Gate:
             return None
         if deadline - now < known.least_s and self._inside:
             raise self.too_late()
+        self._count(ticket)
         self._let_on(now, ticket)
         return ticket
 
@@ -258,6 +271,7 @@ class Gate:
             if left_s >= ticket.known.least_s or not self._inside:
                 self._let_on(now, ticket)
                 break
+            self.forget(ticket)
             ticket.told(self.too_late())
         return self.can_turn
 
@@ -280,12 +294,37 @@ class Gate:
 
     def leave(self, ticket: Ticket) -> None:
         """Note that a request is done, or that its client has left."""
-        places = self._inside if ticket.inside else self._order
-        index = bisect_right(places, ticket.key) - 1
-        if index >= 0 and places[index] == ticket.key:
-            del places[index]
+        if _discard(self._inside if ticket.inside else self._order, ticket.key):
+            self.forget(ticket)
         self._waiting.pop(ticket.key, None)
         self._strangers.discard(ticket)
+
+    def answered(self, ticket: Ticket) -> None:
+        """Note that a frontend answered a request, after `leave`."""
+        if ticket.known.rate is not None:
+            self._spare = min(self._spare + 1, FEW)
+
+    def refused(self, ticket: Ticket, now: float) -> float:
+        """Note that a frontend refused a request, after `leave`. Return for how many seconds it
+        still counts: until `forget` is called, or not at all if this is 0."""
+        if ticket.known.rate is None:
+            return 0.0
+        self._spare = max(self._spare - 1, -1)
+        left_s = min(ticket.deadline - now, REFUSED_S)
+        if self._spare >= 0 or left_s <= 0:
+            return 0.0
+        self._count(ticket)
+        return left_s
+
+    def _count(self, ticket: Ticket) -> None:
+        insort(self._of.setdefault(ticket.known.who, []), ticket.key)
+
+    def forget(self, ticket: Ticket) -> None:
+        """Note that a request no longer counts."""
+        keys = self._of.get(ticket.known.who, [])
+        _discard(keys, ticket.key)
+        if not keys:
+            self._of.pop(ticket.known.who, None)
 
     def discount(self, ticket: Ticket) -> None:
         """Note that a stranger on its way no longer counts. Another one may go on."""
@@ -402,9 +441,17 @@ class Door:
         if (refused := self.gate.hopeless(self._clock(), deadline, known)) is not None:
             raise refused
 
-    def leave(self, ticket: Ticket) -> None:
-        """Note that a request is done. Another one may go on in its place."""
+    def leave(self, ticket: Ticket, was_refused: bool | None = None) -> None:
+        """Note that a request is done. Another one may go on in its place.
+
+        Args:
+            was_refused: whether a frontend refused it, if one answered.
+        """
         self.gate.leave(ticket)
+        if was_refused is False:
+            self.gate.answered(ticket)
+        elif was_refused and (left_s := self.gate.refused(ticket, self._clock())):
+            asyncio.get_running_loop().call_later(left_s, self.gate.forget, ticket)
         if self.gate.waiting:
             self._turn_soon()
 
@@ -428,6 +475,15 @@ class Door:
             self._left -= 1
             self.gate.turn(now)
             self._turn_soon()  # after a turn without a request, the next request need not wait
+
+
+def _discard(keys: list[Key], key: Key) -> bool:
+    """Remove a key from a sorted list. Return whether it was there."""
+    index = bisect_right(keys, key) - 1
+    if index < 0 or keys[index] != key:
+        return False
+    del keys[index]
+    return True
 
 
 def _unheard(said: Verdict) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import time
 import weakref
 
 import pytest
@@ -9,7 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_slo.errors import RefusedEarly
-from ray_slo.serve.proxy.gate import STRANGER_S, Door, Gate, Known, NowKnown, Rank
+from ray_slo.serve.proxy.gate import (
+    FEW,
+    REFUSED_S,
+    STRANGER_S,
+    Door,
+    Gate,
+    Known,
+    NowKnown,
+    Rank,
+    Ticket,
+)
 from tests.serve import clock
 
 PURE = settings(max_examples=300)
@@ -124,6 +135,60 @@ def test_no_more_go_on_than_workers_can_do_by_the_deadline():
     # Those with a day of time do not keep out those with a second, and the other way round.
     assert gate.arrive(0.0, 0.9, Told(), Known(100.0)) is not None
     assert gate.arrive(0.0, 86_400.0, Told(), Known(100.0)) is not None
+
+
+def test_an_overloaded_application_takes_no_capacity_of_another_one():
+    gate = Gate()
+    for _ in range(100):
+        assert gate.walk_in(0.0, 0.5, Known(200.0, who="/busy")) is not None
+    with pytest.raises(RefusedEarly):
+        for _ in range(100):
+            gate.walk_in(0.0, 0.5, Known(200.0, who="/busy"))
+    told = Told()
+    assert gate.arrive(0.0, 0.6, told, Known(5.0, who="/calm")) is not None
+    gate.turn(0.0)
+    assert told.said == [None]
+
+
+def test_who_was_refused_beyond_as_many_as_were_answered_counts_until_its_deadline():
+    gate, known = Gate(), Known(rate=10.0)
+
+    def sent(now, refused):
+        ticket = gate.walk_in(now, now + 0.5, known)
+        gate.leave(ticket)
+        if refused:
+            return gate.refused(ticket, now + 0.1)
+        return gate.answered(ticket)
+
+    assert [sent(0.0, refused=True) for _ in range(FEW)] == [0.0] * FEW
+    sent(0.0, refused=False)  # so one more may be refused
+    assert sent(0.0, refused=True) == 0.0
+    assert [sent(0.0, refused=True) for _ in range(FEW)] == [pytest.approx(0.4)] * FEW
+    with pytest.raises(RefusedEarly, match="16 requests with earlier deadlines are on their way"):
+        sent(0.1, refused=True)
+    # A long SLO does not keep the door closed for long.
+    late = Ticket(0, 60.0, known, print)
+    assert gate.refused(late, 0.0) == REFUSED_S
+    # Nothing is known of the capacity of others, which are not counted.
+    assert gate.refused(Ticket(1, 0.5, Known(), print), 0.0) == 0.0
+
+
+def test_a_door_forgets_the_refused_at_their_deadline():
+    async def scenario():
+        door, known = Door(), Known(rate=10.0)
+        for _ in range(2 * FEW):
+            ticket = await door.enter(time.monotonic() + 0.3, known)
+            door.leave(ticket, was_refused=True)
+            door.leave(ticket)  # when the connection is done
+        with pytest.raises(RefusedEarly):
+            await door.enter(time.monotonic() + 0.4, known)
+        await asyncio.sleep(0.35)
+        ticket = await door.enter(time.monotonic() + 0.3, known)
+        assert door.gate.inside == 1
+        door.leave(ticket, was_refused=False)
+        assert door.gate.inside == 0
+
+    asyncio.run(scenario())
 
 
 def test_no_more_are_on_their_way_than_the_window():
