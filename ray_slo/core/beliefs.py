@@ -6,6 +6,12 @@ disturbance that is over), no batch would run, and the belief would never change
 *tried* instead of refused if a worker is idle and the belief is not sure: the profile is lowered
 until a batch of one fits (`Beliefs.tries`). This is optimism in the face of uncertainty, without
 random numbers.
+
+A belief is cautious: it is a high quantile of the measured times. But a request that arrives while
+a batch runs waits for that one, and then needs its own. If the quantile is more than half of the
+SLO, such a request is refused, although most of them would be in time. So the belief is at most
+half of the SLO for a batch of one, if that is more than the typical time and a tenth
+(`Belief.bound`).
 """
 
 from __future__ import annotations
@@ -27,6 +33,11 @@ _OLD = (1.0, 10.0)
 TRIED_FROM = 0.5
 """A request is tried if at least this share of its SLO is left."""
 _TRIED = 0.5  # share of the remaining time that a tried batch of one may take
+# Batches of one on the way to an answer may take this share of the SLO, or this multiple of their
+# typical times.
+_OF_SLO, _OF_TYPICAL = 0.5, 1.1
+CAUTIOUS = 0.95
+"""A higher quantile of the measured times is a wish for caution. It is not bounded."""
 
 
 class Belief:
@@ -37,7 +48,8 @@ class Belief:
         measured_at: time of the last measurement, seconds.
     """
 
-    def __init__(self, prior: LatencyProfile, quantile: float = 0.95) -> None:
+    def __init__(self, prior: LatencyProfile, quantile: float = CAUTIOUS) -> None:
+        self._quantile, self._most = quantile, math.inf
         self._online = OnlineProfile(prior, quantile=quantile)
         self._told: LatencyProfile | None = None
         self._batches = 0  # measured ever, also before the profile was doubted
@@ -67,6 +79,22 @@ class Belief:
     @property
     def samples(self) -> int:
         return self._online.samples
+
+    @property
+    def typical_s(self) -> float:
+        """Typical time of a batch of one, in seconds."""
+        return self._online.typical_s(1)
+
+    def bound(self, slo_s: float, needed_s: float) -> None:
+        """Bound the profile, so that a request can wait for a typical batch and be in time.
+
+        Args:
+            slo_s: SLO of the request, in seconds.
+            needed_s: typical time of batches of one on its way to an answer, in seconds.
+        """
+        if self._quantile <= CAUTIOUS:
+            self._most = max(_OF_SLO * slo_s / needed_s, _OF_TYPICAL)
+            self._online.bound(self._most)
 
     @property
     def margin(self) -> float:
@@ -137,7 +165,11 @@ class Belief:
 
     def forget(self) -> None:
         """Return to the profile before the first batch."""
-        self._online = OnlineProfile(self._online.prior, quantile=self._online.quantile)
+        self._begin(self._online.prior)
+
+    def _begin(self, prior: LatencyProfile) -> None:
+        self._online = OnlineProfile(prior, quantile=self._quantile)
+        self._online.bound(self._most)
 
     def doubt(self, factor: float, now: float) -> None:
         """Lower the profile, so that it takes half of `factor` times its value or less, and forget
@@ -146,8 +178,7 @@ class Belief:
         Args:
             factor: remaining time of the request that is tried, as a share of the predicted time.
         """
-        scaled = self._online.profile.scaled(min(_TRIED * factor, 1.0))
-        self._online = OnlineProfile(scaled, quantile=self._online.quantile)
+        self._begin(self._online.profile.scaled(min(_TRIED * factor, 1.0)))
         self._doubted_at = now
 
 
@@ -163,6 +194,7 @@ class Beliefs(dict[tuple[str, str], Belief]):
         super().__init__()
         self._models = models
         self._tree_of = tree_of_task(trees)
+        self._trees = tuple(trees.values())
         self._ran_at: dict[str, float] = {}  # time of the last batch, by model
 
     def ran(
@@ -176,7 +208,22 @@ class Beliefs(dict[tuple[str, str], Belief]):
         if belief is None or not measured:
             return False
         belief.observe(measured, now)
+        self._bound(self._models[variant])
         return not belief.is_settled
+
+    def _bound(self, model: str) -> None:
+        """Bound the beliefs of a model by the SLOs of the requests that it serves."""
+        quickest: dict[str, float] = {}  # typical seconds of the fastest variant, by model
+        for (variant, _), belief in self.items():
+            its = self._models[variant]
+            quickest[its] = min(quickest.get(its, math.inf), belief.typical_s)
+        times = [(t.slo_s, _longest_s(t, quickest)) for t in self._trees if model in t.models]
+        if not times:
+            return
+        slo_s, needed_s = min(times, key=lambda time: time[0] / time[1])
+        for (variant, _), belief in self.items():
+            if self._models[variant] == model:
+                belief.bound(slo_s, needed_s)
 
     def forget_unused(self) -> bool:
         """Return to the first profiles of variants that the policy avoids. Such a variant may have
@@ -234,6 +281,14 @@ class Beliefs(dict[tuple[str, str], Belief]):
             for belief in beliefs:
                 belief.doubt(left_s / needed_s, now)
         return lowered
+
+
+def _longest_s(tree: Tree, quickest: Mapping[str, float]) -> float:
+    """Return the longest sum of seconds from the root of a tree to a last task."""
+    until: dict[str | None, float] = {None: 0.0}
+    for task in tree.order:
+        until[task.name] = until[task.parent] + quickest.get(task.model, 0.0)
+    return max(until.values())
 
 
 def _from(tree: Tree, task: str) -> list[str]:

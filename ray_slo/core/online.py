@@ -99,6 +99,7 @@ class OnlineProfile:
         self._ratio: dict[int, tuple[float, float]] = {}  # of octaves without new samples
         self._typical, self.spread = prior, 1.0  # the estimate's parts
         self._profile: LatencyProfile | None = prior
+        self._most = math.inf  # upper bound of the estimate, as a multiple of typical times
         # Numbers of samples, and their durations as shares of the estimates then.
         self._surprises: deque[tuple[int, float]] = deque(maxlen=window)
         self._changed_at = -FEW  # number of the sample that showed the last change
@@ -150,8 +151,18 @@ class OnlineProfile:
         """The current estimate (computed on demand after new samples)."""
         if self._profile is None:
             self._renew()
-            self._profile = self._typical.scaled(self.spread * self.margin)
+            self._profile = self._typical.scaled(min(self.spread * self.margin, self._most))
         return self._profile
+
+    def typical_s(self, batch_size: int) -> float:
+        """The typical time of a batch, in seconds."""
+        return self._typical.latency(batch_size)
+
+    def bound(self, most: float) -> None:
+        """Let the estimate be at most this multiple of typical times from now on."""
+        if most != self._most:
+            self._most = most
+            self._profile = None if self.samples else self._profile
 
     @property
     def is_settled(self) -> bool:

@@ -467,6 +467,7 @@ class Batcher:
     def _learn(self, size: int, duration_s: float) -> None:
         duration_s = max(duration_s, 1e-6)
         self.belief.observe([(size, duration_s)], time.monotonic())
+        self.belief.bound(self._settings.latency_slo_s, self.belief.typical_s)
         self._fastest_s = min(self._fastest_s, duration_s)
 
     def _warn_if_serve_holds_requests_back(self) -> None:
