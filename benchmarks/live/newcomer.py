@@ -19,7 +19,7 @@ with them.
 
     python -m benchmarks live-newcomer [--mode haproxy] [--model text] [--seconds 8]
 
-A run of both modes takes two hours. The parts can also run one by one, each with `--json`. Then
+A run of both modes takes three hours. The parts can also run one by one, each with `--json`. Then
 `--found` reads their rows, and runs nothing, as in `live-overhead`.
 """
 

@@ -20,6 +20,7 @@ import itertools
 import math
 import time
 from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -34,8 +35,8 @@ SLACK = 1.25
 scheduler chooses among them. What it refuses has cost a frontend and a proxy CPU time."""
 FEW = 16  # this many requests of a place may always be on their way
 REFUSED_S = 1.0
-"""If frontends refuse more requests than they answer, and `FEW` more, the refused ones count as on
-their way until their deadline, and for this many seconds at most. Otherwise, the sooner the
+"""An application may refuse as many requests as it answers, and `FEW` more. Those beyond count as
+on their way until their deadline, and for this many seconds at most. Otherwise, the sooner the
 scheduler refuses requests, the more go on to it, and they take the CPU time of the workers."""
 PLACES_KEPT = 1024  # largest number of places that a proxy knows
 OURS_S = 60.0  # an application of ray-slo is known to a proxy for this long after an answer
@@ -143,7 +144,8 @@ class Gate:
         # Sorted keys by application: of requests that wait or are on their way, and of refused ones
         # that still count.
         self._of: dict[str | None, list[Key]] = {}
-        self._spare = FEW  # number of requests that frontends may still refuse
+        # How many more requests were refused than answered lately, by application.
+        self._excess: Counter[str | None] = Counter()
         self._strangers: set[Ticket] = set()  # those on their way that count
         self._interval_s = 0.0  # mean time between two requests that go on while others wait
         self._last_at: float | None = None  # time when the last one went on, if others waited
@@ -301,17 +303,16 @@ class Gate:
 
     def answered(self, ticket: Ticket) -> None:
         """Note that a frontend answered a request, after `leave`."""
-        if ticket.known.rate is not None:
-            self._spare = min(self._spare + 1, FEW)
+        self._excess -= Counter([ticket.known.who])  # counts of 0 are deleted
 
     def refused(self, ticket: Ticket, now: float) -> float:
         """Note that a frontend refused a request, after `leave`. Return for how many seconds it
         still counts: until `forget` is called, or not at all if this is 0."""
         if ticket.known.rate is None:
             return 0.0
-        self._spare = max(self._spare - 1, -1)
-        left_s = min(ticket.deadline - now, REFUSED_S)
-        if self._spare >= 0 or left_s <= 0:
+        who, left_s = ticket.known.who, min(ticket.deadline - now, REFUSED_S)
+        self._excess[who] = min(self._excess[who] + 1, FEW + 1)
+        if self._excess[who] <= FEW or left_s <= 0:
             return 0.0
         self._count(ticket)
         return left_s
