@@ -37,7 +37,7 @@ CODE_LINES = {
     "serve/frontend": 2594,  # imports one of them
     "serve/planner": 1613,  # Kairos plans several models, and retunes its setting
     "serve/protos": 20,
-    "serve/proxy": 1808,  # refusals of frontends count; applications are counted apart
+    "serve/proxy": 1816,  # refusals of frontends count; applications are counted apart
     "serve/ray_private": 1076,
     "serve/scheduler": 1352,  # one that serves leads on; a slow frontend is known to be slow
     "serve/watch": 1850,
