@@ -12,6 +12,10 @@ a batch runs waits for that one, and then needs its own. If the quantile is more
 SLO, such a request is refused, although most of them would be in time. So the belief is at most
 half of the SLO for a batch of one, if that is more than the typical time and a tenth
 (`Belief.bound`).
+
+Caution costs: what is refused because of a rare long batch would mostly be in time. So the quantile
+falls a little with every answer in time, and rises with every late one, until about one answer in
+two hundred is late (`Caution`).
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from typing import Any
 from ray_slo.core.decisions import Drop, DropReason
 from ray_slo.core.online import FEW, OnlineProfile, octave_of
 from ray_slo.core.profiles import LatencyProfile
+from ray_slo.core.requests import Request
 from ray_slo.core.trees import Tree, tree_of_task
 
 _MATERIAL = 0.02  # smaller changes of a profile are not reported to the policy
@@ -37,7 +42,28 @@ _TRIED = 0.5  # share of the remaining time that a tried batch of one may take
 # typical times.
 _OF_SLO, _OF_TYPICAL = 0.5, 1.1
 CAUTIOUS = 0.95
-"""A higher quantile of the measured times is a wish for caution. It is not bounded."""
+"""A higher quantile of the measured times is a wish for caution: no bound, and no change."""
+_LATE = 0.005  # share of late answers at which the quantile stays
+_STEP = 0.1  # of the quantile, with a late answer
+_LEAST = 0.5  # quantile
+
+
+class Caution:
+    """The quantile of measured times that predictions use. It follows the share of late answers.
+
+    The rule is that of adaptive conformal inference (Gibbs and Candès, NeurIPS 2021, equation 2).
+
+    Attributes:
+        quantile: the quantile.
+    """
+
+    def __init__(self) -> None:
+        self.quantile = CAUTIOUS
+
+    def answered(self, in_time: int, late: int) -> None:
+        """Take the numbers of answers in time and late."""
+        quantile = self.quantile + _STEP * ((1 - _LATE) * late - _LATE * in_time)
+        self.quantile = min(max(quantile, _LEAST), CAUTIOUS)
 
 
 class Belief:
@@ -50,6 +76,7 @@ class Belief:
 
     def __init__(self, prior: LatencyProfile, quantile: float = CAUTIOUS) -> None:
         self._quantile, self._most = quantile, math.inf
+        self._caution = quantile
         self._online = OnlineProfile(prior, quantile=quantile)
         self._told: LatencyProfile | None = None
         self._batches = 0  # measured ever, also before the profile was doubted
@@ -95,6 +122,12 @@ class Belief:
         if self._quantile <= CAUTIOUS:
             self._most = max(_OF_SLO * slo_s / needed_s, _OF_TYPICAL)
             self._online.bound(self._most)
+
+    def be_cautious(self, quantile: float) -> None:
+        """Predict with this quantile of the measured times, unless more caution is wished."""
+        if self._quantile <= CAUTIOUS:
+            self._caution = quantile
+            self._online.be_cautious(quantile)
 
     @property
     def margin(self) -> float:
@@ -170,6 +203,7 @@ class Belief:
     def _begin(self, prior: LatencyProfile) -> None:
         self._online = OnlineProfile(prior, quantile=self._quantile)
         self._online.bound(self._most)
+        self._online.be_cautious(self._caution)
 
     def doubt(self, factor: float, now: float) -> None:
         """Lower the profile, so that it takes half of `factor` times its value or less, and forget
@@ -195,6 +229,7 @@ class Beliefs(dict[tuple[str, str], Belief]):
         self._models = models
         self._tree_of = tree_of_task(trees)
         self._trees = tuple(trees.values())
+        self._caution = {name: Caution() for name in trees}
         self._ran_at: dict[str, float] = {}  # time of the last batch, by model
 
     def ran(
@@ -210,6 +245,22 @@ class Beliefs(dict[tuple[str, str], Belief]):
         belief.observe(measured, now)
         self._bound(self._models[variant])
         return not belief.is_settled
+
+    def answered(self, requests: Iterable[Request], at: float) -> None:
+        """Note that requests were answered at this time. All tasks of a tree have one quantile,
+        because a late answer may be the fault of each."""
+        counts: dict[str, list[int]] = {}  # in time and late, by tree
+        for request in requests:
+            tree, late = self._tree_of[request.task], request.deadline < at
+            if late or not tree.children(request.task):
+                counts.setdefault(tree.name, [0, 0])[late] += 1
+        for name, (in_time, late_ones) in counts.items():
+            self._caution[name].answered(in_time, late_ones)
+        changed = {model for tree in self._trees if tree.name in counts for model in tree.models}
+        for (variant, _), belief in self.items():
+            if (model := self._models[variant]) in changed:
+                its = [self._caution[t.name].quantile for t in self._trees if model in t.models]
+                belief.be_cautious(max(its))
 
     def _bound(self, model: str) -> None:
         """Bound the beliefs of a model by the SLOs of the requests that it serves."""

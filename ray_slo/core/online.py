@@ -46,9 +46,9 @@ class OnlineProfile:
     ratio, interpolated over log b between octaves that were seen. So one number scales a prior of
     the right shape, and a wrong shape is corrected where batches were measured.
 
-    The estimate is the typical time, times the `quantile` of the latest durations of any size, as
-    shares of their typical times. Times scatter because something else uses the machine. So sizes
-    that did not run lately scatter now as those that did.
+    The estimate is the typical time, times a quantile of the latest durations of any size, as
+    shares of their typical times. It is `quantile`, or less (`be_cautious`). Times scatter because
+    something else uses the machine. So sizes that did not run lately scatter now as those that did.
 
     Sizes that the prior only assumes are assumed anew, by the law at the head of `core.profiles`,
     when a larger batch than ever is measured. The next step, up to half as large again, is assumed
@@ -97,7 +97,9 @@ class OnlineProfile:
         self._octaves: dict[int, deque[_Sample]] = {}
         self._latest: deque[_Sample] = deque(maxlen=window)
         self._ratio: dict[int, tuple[float, float]] = {}  # of octaves without new samples
+        self._caution = quantile
         self._typical, self.spread = prior, 1.0  # the estimate's parts
+        self._scatter = 1.0  # the quantile `_caution` of the same
         self._profile: LatencyProfile | None = prior
         self._most = math.inf  # upper bound of the estimate, as a multiple of typical times
         # Numbers of samples, and their durations as shares of the estimates then.
@@ -151,7 +153,8 @@ class OnlineProfile:
         """The current estimate (computed on demand after new samples)."""
         if self._profile is None:
             self._renew()
-            self._profile = self._typical.scaled(min(self.spread * self.margin, self._most))
+            scatter = self._scatter if self.margin == 1.0 else self.spread * self.margin
+            self._profile = self._typical.scaled(min(scatter, self._most))
         return self._profile
 
     def typical_s(self, batch_size: int) -> float:
@@ -162,6 +165,12 @@ class OnlineProfile:
         """Let the estimate be at most this multiple of typical times from now on."""
         if most != self._most:
             self._most = most
+            self._profile = None if self.samples else self._profile
+
+    def be_cautious(self, quantile: float) -> None:
+        """Let the estimate have this quantile from now on, if it is less than the profile's."""
+        if quantile != self._caution:
+            self._caution = quantile
             self._profile = None if self.samples else self._profile
 
     @property
@@ -181,15 +190,17 @@ class OnlineProfile:
                 found[max(s.size for s in samples)] = len(samples), self._of(ratios)
         return found
 
-    def _of(self, values: Collection[float]) -> float:
-        """The quantile of measured values. It is one of them."""
-        q = min(self.quantile, len(values) / (len(values) + 1))
+    def _of(self, values: Collection[float], quantile: float = 1.0) -> float:
+        """The profile's quantile of measured values, or this one if it is less. It is one of
+        them."""
+        q = min(quantile, self.quantile, len(values) / (len(values) + 1))
         return sorted(values)[math.floor((len(values) - 1) * q)]
 
     def _renew(self) -> None:
-        """Compute the typical times, and the quantile of the latest durations as shares of them."""
+        """Compute the typical times, and quantiles of the latest durations as shares of them."""
         self._typical = self._estimate()
-        self.spread = self._of([s.duration_s / self._typical.latency(s.size) for s in self._latest])
+        shares = [s.duration_s / self._typical.latency(s.size) for s in self._latest]
+        self.spread, self._scatter = self._of(shares), self._of(shares, self._caution)
 
     def _knows(self, size: int) -> bool:
         """Whether batches like this were measured. Before, the shape may be wrong."""

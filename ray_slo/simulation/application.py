@@ -49,6 +49,7 @@ from ray_slo.simulation.application_run import ApplicationRun, Shape
 from ray_slo.simulation.engine import noise_factors, non_negative
 from ray_slo.simulation.fleet import Timing
 from ray_slo.simulation.grouped import Grouped
+from ray_slo.simulation.learning import Learner
 from ray_slo.simulation.planner_host import PlannerHost
 from ray_slo.simulation.run_log import RunLog
 from ray_slo.simulation.samplers import Items, check_items, samplers
@@ -75,6 +76,7 @@ def simulate_application(
     preempt_delay_s: float = 0.0,
     items: Items = "poisson",
     latency_noise: float = 0.0,
+    first_profile: float | None = None,
     truth: Sequence[auto.Model] | None = None,
     tells_sizes: bool = True,
     log: str | Path | None = None,
@@ -102,7 +104,7 @@ def simulate_application(
         preempt_delay_s: time from a `Preempt` until the batch stops.
         items: distribution of the requests made per request around the factor: "fixed" is the
             nearest whole numbers whose running mean is the factor.
-        latency_noise: as in `simulate`.
+        latency_noise, first_profile: as in `simulate`. The planner knows the problem's profiles.
         truth: the real models, if their profiles differ from the problem's.
         tells_sizes: whether the policy and the planner know the requests' sizes. Otherwise they
             count each request as one item, and the problem's profiles should be by requests.
@@ -124,7 +126,7 @@ def simulate_application(
     if planner != "auto":
         problem = in_groups(problem)
     written = None if log is None else RunLog(log, problem.trees[0].name, list(problem.model))
-    chosen = _policy(problem, policy, policy_kwargs or {}, written)
+    chosen = _policy(problem, policy, policy_kwargs or {}, first_profile, written)
     if clients.size is not None and tells_sizes:
         _check_sizes(clients, problem, unwrapped(chosen))
     brain = _brain(planner, problem, interval_s, _assigns(chosen, problem), make_before_break)
@@ -305,10 +307,14 @@ def _first_workers(problem: auto.Problem) -> Mapping[str, int]:
 
 
 def _policy(
-    problem: auto.Problem, policy: Policies, kwargs: Mapping[str, Any], log: RunLog | None
+    problem: auto.Problem,
+    policy: Policies,
+    kwargs: Mapping[str, Any],
+    first_profile: float | None,
+    log: RunLog | None,
 ) -> Policy:
     """Return the policy of the application. With groups of workers, it has one policy for each. If
-    there is a log, the policy writes to it."""
+    there is a log, the policy writes to it. With a first profile, its profiles are learned."""
     variants = {model.name: len(model.variants) for model in problem.models}
 
     def make(group: str = "") -> Policy:
@@ -320,7 +326,11 @@ def _policy(
             communication_s=problem.communication_s,
         )
         made = make_policy(name, given)
-        return made if log is None else log.recorded(made, name, given, group)
+        made = made if log is None else log.recorded(made, name, given, group)
+        if first_profile is None:
+            return made
+        models = cluster_of(problem, list(problem.models))
+        return Learner(made, models, first_profile, problem.trees)
 
     groups = {kind.name: kind.group for kind in problem.kinds if kind.group is not None}
     if not groups:

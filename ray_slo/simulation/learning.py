@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ray_slo.core.beliefs import Belief, Beliefs
@@ -20,19 +22,32 @@ class Learner(PolicyWrapper):
 
     Args:
         first_profile: factor of the profiles that are believed before the first batch.
+        trees: what clients ask for. Default: every model.
+
+    Raises:
+        ValueError: `first_profile` is not positive.
     """
 
-    def __init__(self, policy: Policy, cluster: Cluster, first_profile: float) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        cluster: Cluster,
+        first_profile: float,
+        trees: Sequence[Tree] | None = None,
+    ) -> None:
         super().__init__(policy)
+        if not (math.isfinite(first_profile) and first_profile > 0):
+            raise ValueError(f"first_profile must be positive, got {first_profile}")
         self._first_profile = first_profile
         self._model_of = {v.name: m.name for m in cluster.models.values() for v in m.variants}
-        trees = {
-            name: Tree.of_model(name, {DEFAULT_CLASS: model.latency_slo_s})
+        alone = [
+            Tree.of_model(name, {DEFAULT_CLASS: model.latency_slo_s})
             for name, model in cluster.models.items()
-        }
-        self._beliefs = Beliefs(self._model_of, trees)
+        ]
+        self._beliefs = Beliefs(self._model_of, {t.name: t for t in trees or alone})
         self._cluster = cluster
-        self._variant_of: dict[tuple[WorkerId, int], str] = {}  # of batches in flight
+        # Variants and kinds of workers of the batches in flight.
+        self._ran_as: dict[tuple[WorkerId, int], tuple[str, str]] = {}
         self._flights: Counter[WorkerId] = Counter()
         self._next_look = 0.0
         self._has_news = False
@@ -43,19 +58,17 @@ class Learner(PolicyWrapper):
             for kind, profile in variant.profiles.items():
                 if (name, kind) not in self._beliefs:
                     self._beliefs[name, kind] = Belief(profile.scaled(self._first_profile))
-        for worker in self._flights.keys() - cluster.workers.keys():
-            del self._flights[worker]
         self._tell(now)
 
     def batch_finished(self, now: float, worker: WorkerId, outcome: BatchOutcome) -> None:
         self._flights[worker] -= 1
-        variant = self._variant_of.pop((worker, outcome.batch_id))
+        variant, kind = self._ran_as.pop((worker, outcome.batch_id))
         self.policy.batch_finished(now, worker, outcome)
         if outcome.status is BatchStatus.FINISHED:
             items = sum(r.size for r in outcome.requests)
             took_s = outcome.finished_at - outcome.started_at
-            kind = self._cluster.workers[worker].hardware
             self._has_news = True
+            self._beliefs.answered(outcome.requests, outcome.finished_at)
             if self._beliefs.ran(variant, kind, [(items, took_s)], now):
                 self._tell(now)
 
@@ -79,7 +92,8 @@ class Learner(PolicyWrapper):
         for action in decision.actions:
             if isinstance(action, Dispatch):
                 self._flights[action.worker] += 1
-                self._variant_of[action.worker, action.batch_id] = action.variant
+                kind = self._cluster.workers[action.worker].hardware
+                self._ran_as[action.worker, action.batch_id] = action.variant, kind
         return decision
 
     def _tries(self, now: float, drop: Drop) -> bool:

@@ -3,7 +3,6 @@ time (`engine.Run`)."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -81,8 +80,6 @@ def simulate(
         _check_sizes(requests.size, requests, cluster, policy, policy_kwargs)
     made = make_policy(policy, policy_kwargs)
     if first_profile is not None:
-        if not (math.isfinite(first_profile) and first_profile > 0):
-            raise ValueError(f"first_profile must be positive, got {first_profile}")
         made = Learner(made, cluster, first_profile)
     run = Run(
         made,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ray_slo.core import LatencyProfile
-from ray_slo.core.beliefs import Belief, Beliefs
+from ray_slo.core import LatencyProfile, Request
+from ray_slo.core.beliefs import Belief, Beliefs, Caution
 from ray_slo.core.trees import Tree, TreeTask
 
 SCATTERED = [0.1, 0.12, 0.1, 0.3] * 4  # a quarter takes three times the typical time
@@ -51,3 +51,53 @@ def test_a_doubted_belief_keeps_its_bound():
     beliefs["v", "gpu"].forget()
     beliefs["v", "gpu"].observe([(1, each) for each in SCATTERED], 1.0)
     assert beliefs["v", "gpu"].profile.latency(1) == pytest.approx(0.25)
+
+
+def test_caution_follows_the_share_of_late_answers():
+    caution = Caution()
+    caution.answered(0, 5)
+    assert caution.quantile == 0.95  # it cannot be more cautious
+    caution.answered(300, 0)
+    assert caution.quantile == pytest.approx(0.8)
+    caution.answered(199, 1)
+    assert caution.quantile == pytest.approx(0.8)  # one late answer in two hundred
+    caution.answered(1000, 0)
+    assert caution.quantile == 0.5
+    caution.answered(0, 5)
+    assert caution.quantile == 0.95
+
+
+def answered(beliefs, task, in_time, late=0):
+    requests = [Request(i, "?", 0.0, 1.0, task=task) for i in range(in_time + late)]
+    beliefs.answered(requests[:in_time], 1.0)
+    beliefs.answered(requests[in_time:], 1.1)
+
+
+@pytest.mark.parametrize("quantile, seconds", [(0.95, 0.1), (0.99, 0.3)])
+def test_answers_in_time_make_predictions_less_cautious_unless_that_is_not_wished(
+    quantile, seconds
+):
+    beliefs = beliefs_of([Tree.of_model("m", {"": 9.0})], {"v": "m"}, quantile)
+    assert after(beliefs, "v", SCATTERED) == pytest.approx(0.3)
+    answered(beliefs, "m", 1000)
+    assert beliefs["v", "gpu"].profile.latency(1) == pytest.approx(seconds, rel=0.01)
+    answered(beliefs, "m", 0, late=5)
+    assert beliefs["v", "gpu"].profile.latency(1) == pytest.approx(0.3)
+
+
+def test_tasks_of_a_tree_are_equally_cautious_and_the_last_one_tells_who_is_in_time():
+    tasks = (TreeTask("first", "a"), TreeTask("second", "b", "first"))
+    trees = [Tree("chain", tasks, {"": 9.0}), Tree.of_model("b2", {"": 9.0})]
+    beliefs = beliefs_of(trees, {"a": "a", "b": "b", "b2": "b2"})
+    for variant in ("a", "b", "b2"):
+        after(beliefs, variant, SCATTERED)
+
+    def expected():
+        return [beliefs[v, "gpu"].profile.latency(1) for v in ("a", "b", "b2")]
+
+    answered(beliefs, "first", 1000)
+    assert expected() == pytest.approx([0.3, 0.3, 0.3])
+    answered(beliefs, "second", 1000)
+    assert expected() == pytest.approx([0.1, 0.1, 0.3], rel=0.01)
+    answered(beliefs, "first", 0, late=5)
+    assert expected() == pytest.approx([0.3, 0.3, 0.3])

@@ -25,7 +25,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ from ray_slo.core import (
     Request,
     Variant,
 )
-from ray_slo.core.beliefs import TRIED_FROM, Belief
+from ray_slo.core.beliefs import TRIED_FROM, Belief, Caution
 from ray_slo.models.checkpoint import warn_of_checkpoints
 from ray_slo.policies.registry import make_policy
 from ray_slo.serve import user_code
@@ -155,6 +155,7 @@ class Batcher:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self.belief = belief or Belief(settings.prior())
+        self._caution = Caution()
         self._metrics = BatchMetrics(name)
         self._fastest_s = math.inf
         self._ended_at = -math.inf
@@ -355,7 +356,7 @@ class Batcher:
                 if all(ok):
                     status = BatchStatus.FINISHED
                 if ok == [True]:
-                    self._learn(len(calls), finished - started)
+                    self._learn(calls, started, finished)
             finally:
                 # Whatever happened, nobody waits for a batch that is over.
                 self._answer_all(calls, RuntimeError(f"{self._name}: the batch gave no answer"))
@@ -464,9 +465,12 @@ class Batcher:
             if not call.future.done():
                 call.future.set_exception(error)
 
-    def _learn(self, size: int, duration_s: float) -> None:
-        duration_s = max(duration_s, 1e-6)
-        self.belief.observe([(size, duration_s)], time.monotonic())
+    def _learn(self, calls: Sequence[Call], started: float, finished: float) -> None:
+        duration_s = max(finished - started, 1e-6)
+        late = sum(call.request.deadline < finished for call in calls)
+        self._caution.answered(len(calls) - late, late)
+        self.belief.be_cautious(self._caution.quantile)
+        self.belief.observe([(len(calls), duration_s)], finished)
         self.belief.bound(self._settings.latency_slo_s, self.belief.typical_s)
         self._fastest_s = min(self._fastest_s, duration_s)
 

@@ -129,10 +129,10 @@ class Served(StrictConfig):
         max_batch_size: upper bound; the policy chooses the size.
         profile: path of a latency-profile file (`ray-slo profile`) to start from. It may contain
             several profiles, by the names of variants.
-        profile_quantile: the policy plans with this quantile of the measured batch durations. With
-            at most 0.95, it predicts no more than half of the SLO for a batch of one, unless the
-            typical time is more. With more than 0.95, fewer answers are late, and more requests are
-            refused.
+        profile_quantile: the policy plans with this quantile of the measured batch durations, or
+            with a lower one while fewer than one answer in two hundred is late. It predicts no more
+            than half of the SLO for a batch of one, unless the typical time is more. With more than
+            0.95, the quantile is fixed: fewer answers are late, and more requests are refused.
         exit_points: number of places in the network where a policy that preempts can stop a batch
             (`ray_slo.models.preemption`). The network is the result of `load`, or the only torch
             module among the instance's attributes. Default: those in the file `profile`, if any.

@@ -94,20 +94,17 @@ class Learned:
         self._changed |= bool(report.measured)
         return self.beliefs.ran(report.variant, kind, report.measured, now)
 
-    def returned(self, report: BatchReport, waited_s: float, finish_in_s: float) -> float:
+    def returned(self, report: BatchReport, flight: Flight, now: float) -> float:
         """Take the report of a batch that came back. Return the time since the batch ended, in
-        seconds.
-
-        Args:
-            waited_s: time since the batch was granted, in seconds.
-            finish_in_s: time until its predicted end, in seconds.
-        """
-        overhead_s = max(waited_s - report.held_s, 0.0)
+        seconds."""
+        overhead_s = max(now - flight.granted_at - report.held_s, 0.0)
         self._overhead.add(report.batch_size, overhead_s)
         ago_s = 0.5 * overhead_s  # half of the overhead is the transfer of the report
         if report.status in (BatchStatus.FINISHED, BatchStatus.FAILED):
             for error in (self._error, self._error_most):
-                error.add(-finish_in_s - ago_s)
+                error.add(now - flight.dispatch.finish_at - ago_s)
+        if report.status is BatchStatus.FINISHED:
+            self.beliefs.answered(flight.dispatch.requests, now - ago_s)
         return ago_s
 
     def preempted(self, delay_s: float) -> None:

@@ -204,8 +204,7 @@ class Scheduler:
             self._host.set_cluster(self._learned.cluster())
         flight = self._in_flight.get(report.batch_id)
         if flight is not None:
-            finish_in_s = flight.dispatch.finish_at - now
-            ago_s = self._learned.returned(report, now - flight.granted_at, finish_in_s)
+            ago_s = self._learned.returned(report, flight, now)
             self._end_batch(report.batch_id, report.status, now - ago_s, report.exec_s)
 
     # -- status ----------------------------------------------------------------------------

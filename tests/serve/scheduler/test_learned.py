@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from ray_slo.core import BatchStatus, LatencyProfile
+from ray_slo.core import BatchStatus, Dispatch, LatencyProfile
 from ray_slo.core.beliefs import Belief
 from ray_slo.core.recent import Recent
 from ray_slo.serve.config.resolve import parse_spec
-from ray_slo.serve.messages import BatchReport, Heartbeat
+from ray_slo.serve.messages import BatchReport, Heartbeat, Submit
+from ray_slo.serve.scheduler.flights import Flight, OwnedRequest
 from ray_slo.serve.scheduler.learned import Learned
 from ray_slo.serve.scheduler.roster import Quarantine, Roster, WorkerState
 
@@ -143,7 +144,31 @@ def test_only_the_newest_entries_are_kept():
 def there_and_back(learned, size, way_s):
     """A batch ran for 20 ms, and took this long to get there, and as long back."""
     done = BatchReport("b", "w0", "m", BatchStatus.FINISHED, size, 0.02, 0.02)
-    return learned.returned(done, waited_s=0.02 + 2 * way_s, finish_in_s=0.0)
+    return learned.returned(
+        done, Flight("b", Dispatch(0, "w0", "m", [], 0.0, 0.0), 0.0), 0.02 + 2 * way_s
+    )
+
+
+def test_answers_in_time_make_predictions_less_cautious():
+    """Until some are late."""
+    spec = parse_spec({"models": {"m": {"callable": dict, "latency_slo_ms": 500}}})
+    learned = Learned(spec, Roster())
+    learned.meet({"m": LatencyProfile([0.01])}, "cpu")
+    belief = learned.beliefs["m", "cpu"]
+    belief.observe([(1, s) for s in [0.01, 0.01, 0.012, 0.02] * 4], 0.0)
+
+    def expected_after(count, took_s):
+        submit = Submit(0, "m", 0.5)
+        for i in range(count):
+            requests = [OwnedRequest(i, submit, 0.0, "frontend", "")]
+            done = BatchReport("b", "w0", "m", BatchStatus.FINISHED, 1, took_s, took_s)
+            flight = Flight("b", Dispatch(i, "w0", "m", requests, 0.0, took_s), 0.0)
+            learned.returned(done, flight, took_s)
+        return belief.profile.latency(1)
+
+    assert expected_after(0, 0.01) == pytest.approx(0.02)
+    assert expected_after(1000, 0.01) == pytest.approx(0.01)
+    assert expected_after(5, 0.6) == pytest.approx(0.02)
 
 
 def test_the_dispatch_delay_grows_with_the_batch_and_is_a_high_quantile():
