@@ -29,17 +29,17 @@ CODE_LINES = {
     "planning": 8123,  # what a tree loses; what the present workers do under kairos
     "policies": 6571,
     "record": 948,
-    "serve": 2153,  # two times after a deadline, once for frontends and HAProxy
+    "serve": 2154,  # two times after a deadline, once for frontends and HAProxy
     "serve/app": 751,
-    "serve/batch": 647,  # so does one of `@ray_slo.batch`
+    "serve/batch": 695,  # what its answers say to the door
     "serve/channels": 781,
     "serve/config": 1317,
     "serve/frontend": 2594,  # imports one of them
     "serve/planner": 1613,  # Kairos plans several models, and retunes its setting
     "serve/protos": 20,
-    "serve/proxy": 1816,  # refusals of frontends count; applications are counted apart
-    "serve/ray_private": 1076,
-    "serve/scheduler": 1352,  # one that serves leads on; a slow frontend is known to be slow
+    "serve/proxy": 1869,  # the door knows batch functions
+    "serve/ray_private": 1087,  # headers of answers of user code
+    "serve/scheduler": 1353,  # one that serves leads on; a slow frontend is known to be slow
     "serve/watch": 1850,
     "serve/worker": 1283,  # OpenMP has a number of threads per thread that calls it
     "simulation": 5058,  # first profiles of applications

@@ -53,7 +53,8 @@ ARRIVED_HEADER = "x-slo-arrived"
 KNOWN_HEADER = "x-slo-known-ms"
 MARK_HEADER = "x-slo-mark"
 CAPACITY_HEADER = "x-slo-capacity"  # of answers: the capacity that the frontend reports
-NO_PLACE = "none"  # its value if the frontend does not know the model or the class
+BATCH_HEADER = "x-batch-capacity"  # of answers: that of functions with `@ray_slo.batch`
+NO_PLACE = "none"  # value of `CAPACITY_HEADER` if the frontend does not know the model or the class
 
 
 class Header(NamedTuple):

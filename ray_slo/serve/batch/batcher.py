@@ -228,6 +228,14 @@ class Batcher:
             self._host.cancel(call.request)
             self._let_go(call)
 
+    @property
+    def capacity(self) -> tuple[float, float]:
+        """Calls per second that the method can answer in time, and their SLO in seconds."""
+        profile, settings = self.belief.profile, self._settings
+        most = min(profile.max_batch_within(settings.latency_slo_s), settings.max_batch_size)
+        rate = settings.max_concurrent_batches * profile.throughput(max(most, 1))
+        return rate, settings.latency_slo_s
+
     def settings_changed(self) -> None:
         self._announce(force=True)
 

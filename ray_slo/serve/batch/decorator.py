@@ -19,7 +19,8 @@ from ray_slo.core.profiles import load_profiles, profile_of
 from ray_slo.core.text import quoted, text_of
 from ray_slo.policies.registry import make_policy
 from ray_slo.serve.batch.batcher import Batcher, Call, End, Kind, Settings, code_of, kind_of
-from ray_slo.serve.deadlines import note_headers, slo_ms_of
+from ray_slo.serve.batch.capacity import note_request, note_use, said
+from ray_slo.serve.deadlines import slo_ms_of
 from ray_slo.serve.errors import BadInput, ConfigError
 from ray_slo.serve.ray_private import context
 
@@ -59,7 +60,7 @@ class _Batched:
 
     def _reset(self) -> None:
         # Not only in `__init__`, because replicas unpickle the driver's decorated function.
-        context.install(note_headers)
+        context.install(note_request, said)
         self._states: dict[int, _State] = {}
         self._lock = threading.RLock()  # instances may be on event loops of several threads
 
@@ -102,6 +103,7 @@ class _Batched:
             args, kwargs = bound.args, bound.kwargs
         instance = args[0] if self._is_method else None
         batcher = self._batcher(instance)
+        note_use(batcher)
         return batcher, batcher.submit(instance, args[skip:], kwargs, slo_s)
 
     def _batcher(self, instance: Any) -> Batcher:

@@ -13,7 +13,8 @@ from ray import serve
 from ray_slo.serve.errors import BadInput
 from ray_slo.serve.frontend.startup import Deployment, in_a_line
 from ray_slo.serve.memory import give_back, settle
-from ray_slo.serve.proxy.door import has_door_before, mode_in_words
+from ray_slo.serve.proxy.door import mode_in_words
+from ray_slo.serve.proxy.modes import has_door_before
 from ray_slo.serve.ray_private.actors import bring_forward
 from ray_slo.serve.ray_private.context import answer_only, count_only, install
 from ray_slo.serve.ray_private.deploy import serve_details

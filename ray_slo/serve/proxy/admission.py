@@ -15,6 +15,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 
 from ray_slo.serve.deadlines import (
+    BATCH_HEADER,
     CAPACITY_HEADER,
     LATENCY_HEADER,
     REFUSED_HEADER,
@@ -30,9 +31,10 @@ from ray_slo.serve.proxy.places import Place, place_of
 from ray_slo.serve.ray_private.addresses import Routes
 from ray_slo.serve.ray_private.http_head import ARRIVAL, LEAVING
 
-_CAPACITY = CAPACITY_HEADER.encode()
+_CAPACITY, _BATCH = CAPACITY_HEADER.encode(), BATCH_HEADER.encode()
 _LATENCY = LATENCY_HEADER.encode()  # header of an answer with the time in the frontend
 _WHOLE, _REFUSED = WHOLE_HEADER.encode(), REFUSED_HEADER.encode()
+_OF_THE_DOOR = {_CAPACITY, _BATCH}  # headers of answers
 _SMALL_BYTES = 2**20
 _HAS_BODY = {b"content-length", b"transfer-encoding"}
 _LINGER_S = 2.0  # seconds to read the rest of a body after its request is answered
@@ -114,7 +116,7 @@ class AdmissionMiddleware:
             self._door.leave(ticket)
 
     def _watched(self, send: Any, place: Place, ticket: Ticket) -> Any:
-        """Return `send` without the frontend's capacity header, which is not for the client. The
+        """Return `send` without the header with the capacity, which is not for the client. The
         request leaves the door just before the end of its answer, so that the client's next request
         does not find it there."""
         let_in = time.monotonic()
@@ -125,12 +127,15 @@ class AdmissionMiddleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 found = {name.lower(): value for name, value in message.get("headers", ())}
+                took_s = time.monotonic() - let_in if status == 200 else None
                 if (said := found.get(_CAPACITY)) is not None:
-                    rest = [h for h in message["headers"] if h[0].lower() != _CAPACITY]
-                    took_s = time.monotonic() - let_in if status == 200 else None
                     inside = found.get(_LATENCY)
                     inside_s = None if inside is None else float(inside) / 1e3
                     self._door.heard(place, said.decode(), took_s, inside_s)
+                elif (said := found.get(_BATCH)) is not None:
+                    self._door.heard_of_batch(place, said.decode(), took_s)
+                if said is not None:
+                    rest = [h for h in message["headers"] if h[0].lower() not in _OF_THE_DOOR]
                     message = {**message, "headers": rest}
             elif message["type"] == "http.response.body" and not message.get("more_body"):
                 self._door.leave(ticket, _OUTCOMES.get(status))

@@ -3,7 +3,8 @@ frontends, and when.
 
 HTTP (`admission`) and gRPC (`grpc`) share the way to the frontends, so they share the door. Its
 rules are those of `gate`. Frontends report their capacity with their answers (`CAPACITY_HEADER`).
-The next request that goes on tells them how many were refused here (`REFUSED_HEADER`), for their
+So do replicas that called functions with `@ray_slo.batch` for an answer (`BATCH_HEADER`). The next
+request that goes on tells frontends how many were refused here (`REFUSED_HEADER`), for their
 metrics and for the planner.
 
 A client chooses its path, class and model. So only places that a frontend has confirmed are kept
@@ -13,14 +14,13 @@ here (`Place`). All others share one line, which is bounded (`gate.Rank`).
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
 from ray_slo.core.recent import Recent
-from ray_slo.serve.deadlines import NO_PLACE, PROXY_CALLBACK, PROXY_CALLBACK_ENV
+from ray_slo.serve.deadlines import NO_PLACE
 from ray_slo.serve.errors import Expired, RefusedEarly
 from ray_slo.serve.frontend.http import too_large
 from ray_slo.serve.proxy.gate import (
@@ -34,7 +34,7 @@ from ray_slo.serve.proxy.gate import (
     Rank,
     Ticket,
 )
-from ray_slo.serve.proxy.modes import HAPROXY_ENV, has_haproxy_of_ours, mode
+from ray_slo.serve.proxy.modes import has_door_before, mode
 from ray_slo.serve.proxy.places import Place
 
 _WAIT_S = 5.0  # longest wait of a request with an unknown deadline
@@ -45,6 +45,7 @@ _WAY_S, _WAY_OF_SLO = 0.05, 0.15
 # decrease.
 _FIRST, _LEAST, _MOST, _MORE, _FEWER = 64.0, 16.0, 2000.0, 0.5, 0.8
 _LEAST_OF_SLO = 0.25  # upper bound of `least_s`, in SLOs, because a slow place may become fast
+_REPLICA_S = 10.0  # a replica counts for this long after an answer
 _FORGET = 1.01  # factor of `least_s` per answer, so that it covers about the last 100 answers
 
 
@@ -52,16 +53,18 @@ class Facts(NamedTuple):
     """Information from the answers of a place.
 
     Attributes:
-        known: capacity of its frontends.
+        known: capacity of its frontends, or of its batch functions.
         slo_s: SLO of its model, in seconds.
+        is_ours: whether an application of ray-slo answers there.
         max_body_bytes: largest body that the frontends accept, in bytes.
         max_json_bytes: largest JSON body that they accept, in bytes.
     """
 
     known: Known
     slo_s: float
-    max_body_bytes: int
-    max_json_bytes: int
+    is_ours: bool = False
+    max_body_bytes: float = math.inf
+    max_json_bytes: float = math.inf
 
     def check_size(self, num_bytes: int, is_json: bool) -> None:
         """Check that the frontends accept a body of this size.
@@ -73,7 +76,7 @@ class Facts(NamedTuple):
         if is_json and self.max_json_bytes < most:
             most, option = self.max_json_bytes, "max_json_bytes"
         if num_bytes > most:
-            raise too_large("body", num_bytes, most, option=option)
+            raise too_large("body", num_bytes, int(most), option=option)
 
 
 class ProxyDoor:
@@ -86,6 +89,8 @@ class ProxyDoor:
         self._cut_at = 0.0
         self._places: Recent[Place, Facts] = Recent(PLACES_KEPT)  # confirmed ones
         self._ours: Recent[str, float] = Recent(PLACES_KEPT)  # last answers, by route
+        # Rates of the replicas with batch functions, and when each last answered, by place.
+        self._rates: Recent[Place, dict[str, tuple[float, float]]] = Recent(PLACES_KEPT)
         # Refusals since a request last went on to the place.
         self._refused: Counter[Place] = Counter()
 
@@ -97,7 +102,7 @@ class ProxyDoor:
         """Return the SLO of the place's model, in seconds. None if no application of ray-slo is
         known there."""
         seen = self._places.get(place)
-        return None if seen is None else seen.slo_s
+        return None if seen is None or not seen.is_ours else seen.slo_s
 
     def check(self, place: Place, arrival: float, budget_s: float | None) -> None:
         """Check whether a request could be in time, before its body is read.
@@ -205,6 +210,29 @@ class ProxyDoor:
         if is_news:
             self.gate.call_again(lambda t: t.place == place or t.place.route == route)
 
+    def heard_of_batch(self, place: Place, said: str, took_s: float | None) -> None:
+        """Learn from an answer for which a replica called functions with `@ray_slo.batch`.
+
+        Args:
+            said: an id of the replica, the requests/s that it can answer, their SLO in ms, and the
+                time in the replica in ms, separated by semicolons.
+            took_s: as in `heard`.
+        """
+        replica, *numbers = said.split(";")
+        rate, slo_ms, inside_ms = map(float, numbers)
+        now = time.monotonic()
+        lately = {
+            name: (its, at)
+            for name, (its, at) in self._rates.get(place, {}).items()
+            if now - at < _REPLICA_S
+        }
+        lately[replica] = rate, now
+        self._rates[place] = lately
+        known = Known(sum(its for its, _ in lately.values()), who=place.route)
+        self._places[place] = Facts(known, slo_ms / 1e3)
+        if took_s is not None:
+            self._adapt(slo_ms / 1e3, took_s, inside_ms / 1e3)
+
     def _learn(self, place: Place, said: str, took_s: float | None, inside_s: float | None) -> bool:
         """Keep the facts of a place. Return whether it was unknown."""
         rate, slo_ms, most, *sizes = map(float, said.split(";"))
@@ -215,7 +243,7 @@ class ProxyDoor:
             least_s = took_s if not least_s else min(_FORGET * least_s, took_s)
         least_s = min(least_s, _LEAST_OF_SLO * slo_ms / 1e3)
         answers = Known(rate, int(most), least_s, place.route)
-        self._places[place] = Facts(answers, slo_ms / 1e3, max_body_bytes, max_json_bytes)
+        self._places[place] = Facts(answers, slo_ms / 1e3, True, max_body_bytes, max_json_bytes)
         if took_s is not None and inside_s is not None:
             self._adapt(slo_ms / 1e3, took_s, inside_s)
         return seen is None
@@ -228,14 +256,6 @@ class ProxyDoor:
             gate.window = min(gate.window + _MORE, _MOST)
         elif now - self._cut_at > took_s:  # requests from before the last decrease say nothing new
             gate.window, self._cut_at = max(_FEWER * gate.window, _LEAST), now
-
-
-def has_door_before() -> bool:
-    """Return whether requests pass a door before they reach the frontends of this machine. Without
-    a door, a client may have written the headers that a door writes."""
-    if os.environ.get(PROXY_CALLBACK_ENV) != PROXY_CALLBACK:  # its middleware checks the mark
-        return False
-    return os.environ.get(HAPROXY_ENV) != "1" or has_haproxy_of_ours()
 
 
 def mode_in_words() -> str:

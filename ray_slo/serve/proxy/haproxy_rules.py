@@ -9,6 +9,9 @@ milliseconds.
 Clients can write one path in many ways, and make up paths and classes. So a request is counted by
 its place, which is its backend, its path in one form, and its class. A place has an entry only if a
 frontend has confirmed it. All requests of an application to other places are counted together.
+
+A plain deployment with `@ray_slo.batch` functions has places, too, without classes. Their requests
+are limited in number. For all else, HAProxy treats such a deployment as before.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from ray_slo.serve.deadlines import (
     ANSWERED_S,
     ARRIVED_HEADER,
     ATTEMPT_HEADER,
+    BATCH_HEADER,
     CAPACITY_HEADER,
     CLASS_HEADER,
     KNOWN_HEADER,
@@ -41,6 +45,7 @@ _STRANGERS = 64  # this many requests that no frontend has answered may be on th
 _LONG = 2  # from this multiple of the model's SLO on, a request's time is long
 _PLACES = "rayslo_places"  # table of the facts in a place's answers
 _APPS = "rayslo_apps"  # table of the backends of applications of ray-slo
+_BATCHES = "rayslo_batches"  # table of what one replica with batch functions can do, by path
 _INSIDE = "rayslo_inside"  # table of requests in progress, by path and kind
 _KEPT = "1d"  # how long after its last use a place is known
 _LATE_MS = round(1e3 * LATE_BODY_S)
@@ -57,6 +62,7 @@ def tables() -> str:
     """Return the sections with the tables of places, applications, and requests in progress."""
     tables = {
         _PLACES: f"len 512 size {PLACES_KEPT} expire {_KEPT} store gpt(3),gpc0",
+        _BATCHES: f"len 512 size {PLACES_KEPT} expire {OURS_S:g}s store gpt(2)",
         _APPS: f"len 256 size {PLACES_KEPT} expire {OURS_S:g}s store gpc0",
         _INSIDE: f"len 512 size {4 * PLACES_KEPT} expire {_KEPT} store conn_cur",
     }
@@ -110,6 +116,7 @@ def of_backend(buffer_bytes: int, wait_s: float) -> Iterator[str]:
     yield from _small_bodies(buffer_bytes - _HEAD_BYTES)
     yield from _door()
     yield from _strangers()
+    yield from _batches()
     is_counted = "{ var(txn.slo_key) -m found }"
     yield f"http-request track-sc0 var(txn.slo_key) table {_INSIDE} if {is_counted}"
     yield f"http-response track-sc1 var(txn.slo_place) table {_PLACES} if {_CONFIRMED}"
@@ -120,7 +127,12 @@ def of_backend(buffer_bytes: int, wait_s: float) -> Iterator[str]:
         )
     is_ours = f"if {_CONFIRMED} or {{ res.hdr({CAPACITY_HEADER}) -m str {NO_PLACE} }}"
     yield f"http-response track-sc2 var(txn.slo_app) table {_APPS} {is_ours}"
-    yield f"http-response del-header {CAPACITY_HEADER}"
+    has_batch = f"{{ res.hdr({BATCH_HEADER}) -m found }} !{_OURS}"
+    yield f"http-response track-sc1 var(txn.slo_path) table {_BATCHES} if {has_batch}"
+    for i in range(2):
+        value = f"res.hdr({BATCH_HEADER}),field({i + 2},;),mul(1)"
+        yield f"http-response sc-set-gpt({i},1) {value} if {has_batch}"
+    yield from (f"http-response del-header {h}" for h in (CAPACITY_HEADER, BATCH_HEADER))
 
 
 def of_grpc_backend() -> Iterator[str]:
@@ -239,4 +251,30 @@ def _strangers() -> Iterator[str]:
     yield (
         f"http-request return status 503 content-type application/json string '{body}' "
         f"hdr retry-after 1 if {{ var(txn.slo_strange) -m int ge {_STRANGERS} }}"
+    )
+
+
+def _batches() -> Iterator[str]:
+    """Refuse requests beyond what functions with `@ray_slo.batch` can answer in time. Each replica
+    speaks for itself, so its rate is multiplied by their number."""
+    body = (
+        '{"error": "RefusedEarly", "reason": "queue_full", "message": '
+        '"%[var(txn.slo_ahead)] requests are on their way; in %[var(txn.slo_batch)] ms about '
+        '%[var(txn.slo_can)] can be answered", "retry_after_s": 1}'
+    )
+    known = f"var(txn.slo_path),in_table({_BATCHES})"
+    is_known = f"{{ {known} }} !{_OURS}"
+    yield f"{_SET}(txn.slo_batch) var(txn.slo_path),table_gpt(1,{_BATCHES}) if {is_known}"
+    yield f"{_SET}(txn.slo_replicas) nbsrv"
+    rate = f"var(txn.slo_path),table_gpt(0,{_BATCHES}),mul(txn.slo_replicas)"
+    yield f"{_SET}(txn.slo_can) {rate},mul(txn.slo_batch),div(1000) if {is_known}"
+    limit = f"var(txn.slo_can),mul({round(100 * SLACK)}),div(100)"
+    yield f"{_SET}(txn.slo_limit) {limit} if {is_known}"
+    yield f"{_SET}(txn.slo_limit) int({FEW}) if {is_known} {{ var(txn.slo_limit) -m int lt {FEW} }}"
+    yield f"{_SET}(txn.slo_key) var(txn.slo_path),concat(:batch) if {is_known}"
+    yield f"{_SET}(txn.slo_ahead) var(txn.slo_key),table_conn_cur({_INSIDE}) if {is_known}"
+    yield f"{_SET}(txn.slo_over) var(txn.slo_ahead),sub(txn.slo_limit) if {is_known}"
+    yield (
+        f"http-request return status 503 content-type application/json lf-string '{body}' "
+        f"hdr retry-after 1 if {is_known} {{ var(txn.slo_over) -m int ge 0 }}"
     )

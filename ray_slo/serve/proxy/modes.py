@@ -44,6 +44,14 @@ _LOCAL_DRAIN_S = 1  # HAProxy on the same machine learns at once of new and remo
 _LONGEST_S = 120.0  # a longer time since a request's arrival means that a clock was set
 
 
+def has_door_before() -> bool:
+    """Return whether requests pass a door before they reach the replicas of this machine. Without a
+    door, a client may have written the headers that a door writes."""
+    if os.environ.get(PROXY_CALLBACK_ENV) != PROXY_CALLBACK:  # its middleware checks the mark
+        return False
+    return os.environ.get(HAPROXY_ENV) != "1" or has_haproxy_of_ours()
+
+
 def is_known_to_ray() -> bool:
     """Return whether the installed Ray is one whose `ray[serve]` contains HAProxy on Linux: 2.57 or
     newer. An older Serve does not serve gRPC beside an HAProxy of the system."""

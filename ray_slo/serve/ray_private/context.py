@@ -1,5 +1,5 @@
-"""Serve's context of the current request, the headers of HTTP requests, and what Serve calls and
-counts.
+"""Serve's context of the current request, the headers of HTTP requests and answers, and what Serve
+calls and counts.
 
 Serve keeps no headers in its context. So `install` wraps the one place where a replica passes an
 ASGI scope to user code. `count_only` and `answer_only` wrap those where it counts a call, and where
@@ -24,6 +24,7 @@ from ray.serve.exceptions import RayServeException
 
 Headers = Iterable[tuple[bytes, bytes]]
 _note: Callable[[Headers], None] | None = None
+_say: Callable[[], Headers] | None = None
 
 
 def request_context() -> Any:
@@ -141,15 +142,18 @@ def answer_only(check: Callable[[str], None]) -> None:
     wrapper_class.get_user_method_info = find
 
 
-def install(note: Callable[[Headers], None] | None = None) -> None:
-    """Make this replica refuse WebSockets if user code accepts none (Starlette would raise), and
-    call `note` with the headers of each HTTP request, in the context of the user code.
+def install(
+    note: Callable[[Headers], None] | None = None, say: Callable[[], Headers] | None = None
+) -> None:
+    """Make this replica refuse WebSockets if user code accepts none (Starlette would raise), call
+    `note` with the headers of each HTTP request, in the context of the user code, and add to the
+    headers of its answer what `say` returns.
 
     Does nothing outside a replica, and nothing if Serve has changed there: then the model's SLO is
     used, and `deadline_scope(request)` still works.
     """
-    global _note
-    _note = note or _note
+    global _note, _say
+    _note, _say = note or _note, say or _say
     replica = sys.modules.get("ray.serve._private.replica")
     wrapper_class = getattr(replica, "UserCallableWrapper", None)
     original = getattr(wrapper_class, "_call_http_entrypoint", None)
@@ -165,6 +169,8 @@ def install(note: Callable[[Headers], None] | None = None) -> None:
         if _note is None:
             return original(self, info, scope, receive, send)
         note, headers = _note, list(scope.get("headers", ()))
+        if _say is not None:
+            send = _saying(send, _say)
         # It is a future if user code has its own loop: the context is copied now.
         context = copy_context()
         context.run(note, headers)
@@ -173,6 +179,15 @@ def install(note: Callable[[Headers], None] | None = None) -> None:
 
     call._ray_slo = True  # type: ignore[attr-defined]
     wrapper_class._call_http_entrypoint = call  # type: ignore[union-attr]
+
+
+def _saying(send: Any, say: Callable[[], Headers]) -> Any:
+    async def said(message: Any) -> None:
+        if message["type"] == "http.response.start" and (more := list(say())):
+            message = {**message, "headers": [*message.get("headers", ()), *more]}
+        await send(message)
+
+    return said
 
 
 async def _noted(coroutine: Any, note: Callable[[Headers], None], headers: Headers) -> Any:

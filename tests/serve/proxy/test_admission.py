@@ -22,6 +22,7 @@ class App:
 
     def __init__(self, capacity="1000;400;2000;9000000;5000000", status=200, took_s=0.0):
         self.capacity, self.status, self.took_s = capacity, status, took_s
+        self.header = b"x-slo-capacity"
         self.scopes, self.bodies = [], []
         self.go = asyncio.Event()
         self.go.set()
@@ -34,7 +35,7 @@ class App:
         await asyncio.sleep(self.took_s)
         headers = [(b"x-slo-latency-ms", b"1")]
         if self.capacity is not None:
-            headers.append((b"x-slo-capacity", self.capacity.encode()))
+            headers.append((self.header, self.capacity.encode()))
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         await send({"type": "http.response.body", "body": b"ok"})
 
@@ -94,6 +95,27 @@ async def test_more_than_workers_can_do_are_refused_before_they_cost_anything():
         assert int(headers[b"retry-after"]) >= 1
     app.go.set()
     assert {answer[0] for answer in await asyncio.gather(*asked)} == {200, 503}
+    assert door._door.gate.inside == 0
+
+
+@in_loop
+async def test_so_are_those_for_functions_with_the_batch_decorator():
+    """Other paths of such a deployment are as free as without a door, and it is no application of
+    ray-slo: nothing is sent to it again."""
+    app = App(capacity="replica;10;400;1")
+    app.header = b"x-batch-capacity"
+    door = AdmissionMiddleware(app)
+    status, headers, _ = await ask(door)
+    assert (status, *headers) == (200, b"x-slo-latency-ms")
+    app.go.clear()
+    asked = [asyncio.ensure_future(ask(door)) for _ in range(300)]
+    done = asyncio.as_completed(asked)
+    refused = [await next(done) for _ in range(284)]
+    assert {status for status, _, _ in refused} == {503}
+    others = [asyncio.ensure_future(ask(door, path="/other")) for _ in range(300)]
+    await until(lambda: len(app.scopes) == 1 + 16 + 300)
+    app.go.set()
+    assert {answer[0] for answer in await asyncio.gather(*asked, *others)} == {200, 503}
     assert door._door.gate.inside == 0
 
 

@@ -10,8 +10,9 @@ from starlette.requests import Request
 from ray_slo.serve.deadlines import PROXY_CALLBACK, PROXY_CALLBACK_ENV
 from ray_slo.serve.errors import BodyTooLarge, Expired
 from ray_slo.serve.protos import InferRequest
-from ray_slo.serve.proxy.door import ProxyDoor, has_door_before, mode_in_words
-from ray_slo.serve.proxy.modes import BINARY_ENV, COMMAND
+from ray_slo.serve.proxy.door import ProxyDoor, mode_in_words
+from ray_slo.serve.proxy.gate import Known
+from ray_slo.serve.proxy.modes import BINARY_ENV, COMMAND, has_door_before
 from ray_slo.serve.proxy.places import Place
 from tests.serve import clock
 from tests.serve.fakes import Silent
@@ -40,6 +41,36 @@ def test_whether_there_is_one(monkeypatch, variables, is_there):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert has_door_before() is is_there
+
+
+def test_replicas_with_batch_functions_count_while_they_answer(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    door = ProxyDoor()
+
+    def known():
+        return door._places[M].known
+
+    door.heard_of_batch(M, "a;10;400;3", 0.02)
+    assert known() == Known(10.0, who="/p")
+    assert door.slo_s(M) is None  # bodies are not read within an SLO that may not be theirs
+    door.heard_of_batch(M, "b;20;400;3", None)
+    assert known().rate == 30.0
+    now += 5.0
+    door.heard_of_batch(M, "b;30;400;3", 0.02)
+    assert known().rate == 40.0
+    now += 6.0
+    door.heard_of_batch(M, "b;30;400;3", 0.02)
+    assert known().rate == 30.0  # the other one has gone, or nothing comes to it
+
+
+def test_fewer_go_on_at_a_time_if_the_way_to_batch_functions_is_slow():
+    door = ProxyDoor()
+    first = door.gate.window
+    door.heard_of_batch(M, "a;10;400;300", 0.32)
+    assert door.gate.window > first
+    door.heard_of_batch(M, "a;10;400;20", 0.32)
+    assert door.gate.window < first
 
 
 def http(refused):

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote
 
@@ -37,7 +37,7 @@ class Frontend(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, capacity="100;400;2000"):
-        self.capacity = capacity
+        self.capacity, self.header = capacity, "x-slo-capacity"
         self.go = threading.Event()
         self.go.set()
         self.dies = False  # with whatever is posted
@@ -70,7 +70,7 @@ class _Handler(BaseHTTPRequestHandler):
         if server.capacity is not None:
             name = unquote(self.path).strip("/")
             is_there = name in ("", "m", "other") and "x-slo-class" not in self.headers
-            self.send_header("x-slo-capacity", server.capacity if is_there else "none")
+            self.send_header(server.header, server.capacity if is_there else "none")
         self.send_header("content-length", "2")
         self.end_headers()
         self.wfile.write(b"ok")
@@ -498,6 +498,38 @@ def test_other_applications_are_not_limited(tmp_path):
         inside = held(port, 200, pool, frontend, [f"/users/{i}" for i in range(200)])
         assert not [f for f in inside if f.done()]
         frontend.go.set()
+
+
+def test_what_batch_functions_cannot_do_in_time_is_refused_and_nothing_else_changes(tmp_path):
+    frontends = [Frontend("replica;200;400;3"), Frontend("replica;200;400;3")]
+    for frontend in frontends:
+        frontend.header = "x-batch-capacity"
+    with running(tmp_path, *frontends) as (port, _, _), ThreadPoolExecutor(600) as pool:
+        status, headers, _ = ask(port)
+        assert (status, "x-batch-capacity" in headers) == (200, False)
+        for frontend in frontends:
+            frontend.go.clear()
+        asked = [pool.submit(ask, port, x_slo_class="any") for _ in range(400)]
+        until = time.monotonic() + 20
+        while sum(f.done() for f in asked) < 200 and time.monotonic() < until:
+            time.sleep(0.05)
+        refused = [f.result() for f in asked if f.done()]
+        assert len(refused) == 200  # 1.25 times what two replicas can do in 400 ms may go on
+        assert {status for status, _, _ in refused} == {503}
+        status, headers, said = refused[0]
+        assert said["reason"] == "queue_full" and "in 400 ms about 160 can" in said["message"]
+        assert headers["retry-after"] == "1"
+        other = [pool.submit(ask, port, "/users/1") for _ in range(100)]
+        for frontend in frontends:
+            frontend.go.set()
+        assert {f.result()[0] for f in other} == {200}
+        assert {f.result()[0] for f in asked} == {200, 503}
+        for frontend in frontends:
+            frontend.dies = True
+        seen = sum(len(frontend.seen) for frontend in frontends)
+        with suppress(http.client.RemoteDisconnected):
+            assert ask(port)[2]["reason"] == "frontend_lost"
+        assert sum(len(frontend.seen) for frontend in frontends) == seen + 1  # not sent again
 
 
 def test_a_day_of_time_keeps_nobody_out(tmp_path):

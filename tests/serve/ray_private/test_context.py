@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+from contextvars import ContextVar
 from types import SimpleNamespace
 
 import pytest
@@ -19,9 +20,14 @@ from ray_slo.serve.ray_private import context
 def entry(monkeypatch):
     """How a replica calls user code for an HTTP request: here `user(scope)`."""
     monkeypatch.setattr(context, "_note", None)
+    monkeypatch.setattr(context, "_say", None)
 
     async def call(self, info, scope, receive, send):
-        return await self.user(scope)
+        answer = await self.user(scope)
+        if send is not None and scope["type"] == "http":
+            await send({"type": "http.response.start", "headers": [(b"a", b"1")]})
+            await send({"type": "http.response.body", "body": b""})
+        return answer
 
     monkeypatch.setattr(replica.UserCallableWrapper, "_call_http_entrypoint", call)
 
@@ -54,6 +60,22 @@ def test_user_code_knows_the_deadline_of_its_http_request(entry):
         return without_request().run(remaining_ms)
 
     assert entry(cut_off, SCOPE) is None
+
+
+def test_an_answer_gets_headers_of_the_context_of_user_code(entry):
+    sent, used = [], ContextVar("used", default=())
+
+    async def using(scope):
+        used.set((*used.get(), scope["path"]))
+
+    async def send(message):
+        sent.append(message)
+
+    context.install(lambda headers: used.set(()), lambda: [(b"b", p) for p in used.get()])
+    for path in (b"1", b"2"):
+        entry(using, {"type": "http", "path": path, "headers": []}, send)
+        assert sent[-2]["headers"] == [(b"a", b"1"), (b"b", path)]
+        assert sent[-1] == {"type": "http.response.body", "body": b""}
 
 
 def test_websockets_are_refused_where_user_code_takes_none(entry):
