@@ -19,7 +19,7 @@ with them.
 
     python -m benchmarks live-newcomer [--mode haproxy] [--model text] [--seconds 5]
 
-A run of both modes takes three hours. The parts can also run one by one, each with `--json`. Then
+A run of both modes takes an hour and a half. The parts can also run one by one, each with `--json`. Then
 `--found` reads their rows, and runs nothing, as in `live-overhead`.
 """
 
@@ -57,7 +57,7 @@ SHARES = (0.3, 0.7, 1.0, 2.0, 4.0)
 TUNED_AT = {0.3: 0.7, 2.0: 2.0}  # from this share on, plain Serve is tuned at that one
 WAITS = (0.1, 0.5)  # of `@serve.batch`, as multiples of the time of a batch of one
 BOUNDS = (0.4, 0.8)  # requests that Serve lets in, as a share of what replicas do within the SLO
-STREAM_S, TUNING_S = 5.0, 3.0
+STREAM_S, TUNING_S = 5.0, 2.0
 CPU = {"num_cpus": 0.5}
 FEW = 3  # batches of a size from which its time is taken
 UNSAVED = ("found",)

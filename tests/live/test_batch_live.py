@@ -15,6 +15,7 @@ from ray.serve.exceptions import BackPressureError
 from waiting import eventually
 
 import ray_slo
+from ray_slo.core import LatencyProfile
 from ray_slo.errors import RefusedEarly
 from ray_slo.serve.deadlines import remaining_ms
 
@@ -270,3 +271,30 @@ def test_fastapi_and_composition(ray_cluster):
         answer = httpx.get(f"{url}/passed-on/5", headers=hurry, timeout=30)
         assert answer.status_code in (503, 504)  # so the deadline was passed on
         blocked.cancel()
+
+
+@serve.deployment(max_ongoing_requests=256)
+class Busy:
+    @ray_slo.batch(latency_slo_ms=400, max_batch_size=4, profile=LatencyProfile([0.05] * 4))
+    def same(self, items):
+        time.sleep(0.05)
+        return items
+
+    async def __call__(self, request):
+        return await self.same(7)
+
+
+def test_the_door_refuses_what_it_cannot_do_in_time(ray_cluster):
+    """It answers 80 requests/s, so 40 may be on their way. 64 clients at a time are too many."""
+    with (
+        ray_cluster.running(Busy.bind(), name="busy", route_prefix="/busy"),
+        ThreadPoolExecutor(64) as clients,
+    ):
+        url = f"{ray_cluster.url}/busy"
+        for _ in range(4):
+            answer = httpx.post(url, timeout=30)
+            assert "x-batch-capacity" not in answer.headers
+        answers = list(clients.map(lambda _: httpx.post(url, timeout=30), range(320)))
+        assert {answer.status_code for answer in answers} <= {200, 503, 504}
+        assert any("are on their way" in answer.text for answer in answers)
+        assert any(answer.status_code == 200 for answer in answers)

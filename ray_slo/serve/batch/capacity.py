@@ -7,6 +7,7 @@ were called for it. From other answers, the door learns nothing.
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from collections import Counter
@@ -51,12 +52,14 @@ def note_use(batcher: Batcher) -> None:
 def said() -> list[tuple[bytes, bytes]]:
     """Return the header for the answer to the request of the current context: this process, the
     requests/s that it can answer, their SLO in milliseconds, and the milliseconds since the request
-    came. No header if no function was called for it."""
+    came. No header if no function was called for it, or if it is not known what they can do."""
     uses = _uses.get()
     if uses is None or not uses.calls:
         return []
     can = [(*batcher.capacity, count) for batcher, count in uses.calls.items()]
     rate = min(rate / count for rate, _, count in can)
+    if math.isinf(rate):
+        return []
     slo_ms = 1e3 * max(slo_s for _, slo_s, _ in can)
     inside_ms = 1e3 * (time.monotonic() - uses.came_at)
     return [(_BATCH, f"{_PROCESS};{rate:.3f};{slo_ms:.6g};{inside_ms:.6g}".encode())]

@@ -61,6 +61,20 @@ def test_a_request_with_several_items_counts_so_often(behind_proxies):
     assert (rate, slo_ms) == (pytest.approx(20, rel=0.3), 500)
 
 
+def test_nothing_is_said_as_long_as_larger_batches_may_be_faster(behind_proxies):
+    """Otherwise the requests that would form them would not come."""
+
+    @ray_slo.batch(400)
+    def same(items):
+        time.sleep(0.05)
+        return items
+
+    async def one():
+        await same(1)
+
+    assert answered(one) == []
+
+
 def test_an_answer_without_them_says_nothing(behind_proxies):
     async def nothing():
         await asyncio.sleep(0)
