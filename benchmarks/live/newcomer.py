@@ -19,8 +19,8 @@ with them.
 
     python -m benchmarks live-newcomer [--mode haproxy] [--model text] [--seconds 5]
 
-A run of both modes takes an hour and a half. The parts can also run one by one, each with `--json`. Then
-`--found` reads their rows, and runs nothing, as in `live-overhead`.
+A run of both modes takes an hour and a half. The parts can also run one by one, each with
+`--json`. Then `--found` reads their rows, and runs nothing, as in `live-overhead`.
 """
 
 from __future__ import annotations

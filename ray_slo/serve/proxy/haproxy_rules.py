@@ -256,14 +256,16 @@ def _strangers() -> Iterator[str]:
 
 def _batches() -> Iterator[str]:
     """Refuse requests beyond what functions with `@ray_slo.batch` can answer in time. Each replica
-    speaks for itself, so its rate is multiplied by their number."""
+    speaks for itself, so its rate is multiplied by their number. Requests with a time of their own
+    pass: the replica knows whether that is enough."""
     body = (
         '{"error": "RefusedEarly", "reason": "queue_full", "message": '
         '"%[var(txn.slo_ahead)] requests are on their way; in %[var(txn.slo_batch)] ms about '
         '%[var(txn.slo_can)] can be answered", "retry_after_s": 1}'
     )
     known = f"var(txn.slo_path),in_table({_BATCHES})"
-    is_known = f"{{ {known} }} !{_OURS}"
+    own = " ".join(f"!{{ req.hdr({h}) -m found }}" for h in (LATENCY_HEADER, TIMEOUT_HEADER))
+    is_known = f"{{ {known} }} !{_OURS} {own}"
     yield f"{_SET}(txn.slo_batch) var(txn.slo_path),table_gpt(1,{_BATCHES}) if {is_known}"
     yield f"{_SET}(txn.slo_replicas) nbsrv"
     rate = f"var(txn.slo_path),table_gpt(0,{_BATCHES}),mul(txn.slo_replicas)"

@@ -520,6 +520,7 @@ def test_what_batch_functions_cannot_do_in_time_is_refused_and_nothing_else_chan
         assert said["reason"] == "queue_full" and "in 400 ms about 160 can" in said["message"]
         assert headers["retry-after"] == "1"
         other = [pool.submit(ask, port, "/users/1") for _ in range(100)]
+        other += [pool.submit(ask, port, x_slo_latency_ms="9000") for _ in range(20)]
         for frontend in frontends:
             frontend.go.set()
         assert {f.result()[0] for f in other} == {200}
