@@ -30,8 +30,9 @@ class Solver:
 
     A table that cannot be solved is not tried again. A rehearsal that fails or takes too long
     changes nothing, and another one follows later. After a rehearsal there is a pause of four times
-    its length, because it uses a core that others may need. The solver is loaded before the first
-    problem comes, while the application still starts.
+    its length, because it uses a core that others may need. The solver is loaded when the first
+    problem comes. That takes seconds of CPU time, which is not counted as the problem's, and which
+    an application without load does not pay.
 
     Args:
         aside: function that runs a function of one argument outside this event loop. If possible,
@@ -62,14 +63,14 @@ class Solver:
         wanted = getattr(host.policy, "wanted", None)
         if wanted is None or (self._solving is not None and not self._solving.done()):
             return
-        if not self._is_loaded:
-            self._is_loaded = True
-            self._solving = asyncio.create_task(self._load())
-            return
         if monotonic() < self._not_before:
             return
         problem = next((p for p in wanted() if p not in self._unsolvable), None)
         if problem is None:
+            return
+        if not self._is_loaded:
+            self._is_loaded = True
+            self._solving = asyncio.create_task(self._load())
             return
         solve = self._rehearse if isinstance(problem, Rehearsal) else self._solve
         self._solving = asyncio.create_task(solve(host, problem))

@@ -132,20 +132,21 @@ def loaded(aside):
 
 
 @in_loop
-async def test_the_solver_is_loaded_before_the_first_problem():
-    called = []
+async def test_the_solver_is_loaded_when_the_first_problem_comes():
+    called, kept = [], Kept()
 
     async def aside(function, argument):
         called.append((function, argument))
         raise ValueError("it cannot be loaded")
 
-    async with running(AUTO, aside=aside) as (scheduler, _):
+    async with running(AUTO, watch=kept, aside=aside) as (scheduler, box):
         scheduler.heartbeat(beat())
-        await until(lambda: called)
         await asyncio.sleep(0.3)
-        ((function, name),) = called
-        assert function(name) is solve
-        assert scheduler.status()["auto"]["failed"] == 0
+        assert called == []
+        await load(scheduler, box, lambda: kept.rehearsals)
+        (function, name), (after, _) = called
+        assert function(name) is after is solve
+        assert scheduler.status()["auto"]["failed"] == 1
 
 
 class Wants:
