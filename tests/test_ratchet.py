@@ -37,7 +37,7 @@ CODE_LINES = {
     "serve/frontend": 2594,  # imports one of them
     "serve/planner": 1613,  # Kairos plans several models, and retunes its setting
     "serve/protos": 20,
-    "serve/proxy": 1869,  # the door knows batch functions
+    "serve/proxy": 1870,  # the door knows batch functions
     "serve/ray_private": 1087,  # headers of answers of user code
     "serve/scheduler": 1353,  # one that serves leads on; a slow frontend is known to be slow
     "serve/watch": 1850,
