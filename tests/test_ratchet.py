@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1] / "ray_slo"
 CODE_LINES = {
     ".": 44,
     "cli": 3210,
-    "core": 2953,  # caution follows the share of late answers
+    "core": 2956,  # caution follows the share of late answers
     "demo": 2274,
     "load": 599,
     "models": 2515,

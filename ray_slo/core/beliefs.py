@@ -60,10 +60,12 @@ class Caution:
     def __init__(self) -> None:
         self.quantile = CAUTIOUS
 
-    def answered(self, in_time: int, late: int) -> None:
-        """Take the numbers of answers in time and late."""
-        quantile = self.quantile + _STEP * ((1 - _LATE) * late - _LATE * in_time)
+    def answered(self, in_time: int, late: int) -> bool:
+        """Take the numbers of answers in time and late. Return whether the quantile has changed."""
+        before = self.quantile
+        quantile = before + _STEP * ((1 - _LATE) * late - _LATE * in_time)
         self.quantile = min(max(quantile, _LEAST), CAUTIOUS)
+        return self.quantile != before
 
 
 class Belief:
@@ -254,9 +256,10 @@ class Beliefs(dict[tuple[str, str], Belief]):
             tree, late = self._tree_of[request.task], request.deadline < at
             if late or not tree.children(request.task):
                 counts.setdefault(tree.name, [0, 0])[late] += 1
-        for name, (in_time, late_ones) in counts.items():
-            self._caution[name].answered(in_time, late_ones)
-        changed = {model for tree in self._trees if tree.name in counts for model in tree.models}
+        moved = [name for name, count in counts.items() if self._caution[name].answered(*count)]
+        if not moved:  # mostly so, as it stays at a bound
+            return
+        changed = {model for tree in self._trees if tree.name in moved for model in tree.models}
         for (variant, _), belief in self.items():
             if (model := self._models[variant]) in changed:
                 its = [self._caution[t.name].quantile for t in self._trees if model in t.models]

@@ -55,9 +55,9 @@ def test_a_doubted_belief_keeps_its_bound():
 
 def test_caution_follows_the_share_of_late_answers():
     caution = Caution()
-    caution.answered(0, 5)
+    assert not caution.answered(0, 5)
     assert caution.quantile == 0.95  # it cannot be more cautious
-    caution.answered(300, 0)
+    assert caution.answered(300, 0)
     assert caution.quantile == pytest.approx(0.8)
     caution.answered(199, 1)
     assert caution.quantile == pytest.approx(0.8)  # one late answer in two hundred
