@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1] / "ray_slo"
 BELOW_SERVE = {"core", "planning", "policies", "record", "models", "simulation"}
 ARROWS = {
     "core": set(),
-    "planning": {"core"},
+    "planning": {"core", "record"},
     "policies": {"core", "planning"},
     "record": {"core"},
     "load": {"core"},

@@ -7,7 +7,7 @@ It adds three things to the host of `engine`:
   client's request (here: a *frame*). A frame is answered when all its requests are. If the policy
   drops one of them, the others are cancelled.
 * *The planner runs.* Its brain is the live planner's. It gets counts, decides when to plan, and
-  gives orders to workers (`planner_host`). A plan takes effect `solve_s` after its start.
+  gives orders to workers. A plan takes effect `solve_s` after its start.
 * *Workers take time* to start (`start_s`), and to load a variant (`load_s`).
 
 The number of workers of a kind follows the brain's target at once. New workers start; workers that
@@ -33,6 +33,7 @@ from ray_slo.core.names import listed, nearest
 from ray_slo.core.policy import Policy, unwrapped
 from ray_slo.planning import auto
 from ray_slo.planning.auto.groups import in_groups
+from ray_slo.planning.brains.asking import Asking
 from ray_slo.planning.brains.auto import AutoBrain
 from ray_slo.planning.brains.auto_jobs import AutoSetting
 from ray_slo.planning.brains.brain import Brain
@@ -50,7 +51,6 @@ from ray_slo.simulation.engine import noise_factors, non_negative
 from ray_slo.simulation.fleet import Timing
 from ray_slo.simulation.grouped import Grouped
 from ray_slo.simulation.learning import Learner
-from ray_slo.simulation.planner_host import PlannerHost
 from ray_slo.simulation.run_log import RunLog
 from ray_slo.simulation.samplers import Items, check_items, samplers
 from ray_slo.simulation.workloads import Requests, Workload
@@ -155,10 +155,10 @@ def simulate_application(
     )
     name = "none" if brain is None else type(brain).__name__
     plans = None if written is None or brain is None else written.plans(name)
-    host = None if brain is None else PlannerHost(brain, list(kinds), interval_s, lines=plans)
+    asking = None if brain is None else Asking(brain, kinds, interval_s, plans)
     profiles = {(v.name, k): p for v in problem.variant.values() for k, p in v.profiles.items()}
     run = ApplicationRun(
-        chosen, shape, clients, timing, host, duration_s, profiles=profiles, tells_sizes=tells_sizes
+        chosen, shape, clients, timing, asking, duration_s, profiles, tells_sizes=tells_sizes
     )
     run.loop()
     if written is not None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,13 +17,13 @@ from ray_slo.core.decisions import Dispatch, Drop
 from ray_slo.core.policy import Policy
 from ray_slo.core.requests import BatchStatus, Request, Upstream
 from ray_slo.core.trees import Tree, root_and_class
-from ray_slo.planning.brains.brain import Key, Seen, Verdict
+from ray_slo.planning.brains.asking import Asking, Question
+from ray_slo.planning.brains.brain import FIRST, Brain, Key, Seen, Verdict
 from ray_slo.record.rows import Recording
 from ray_slo.simulation.books import PolicyError
 from ray_slo.simulation.engine import Batch, Event, Run, Slot
 from ray_slo.simulation.fleet import Fleet, Timing
 from ray_slo.simulation.grouped import Grouped
-from ray_slo.simulation.planner_host import PlannerHost, Question
 from ray_slo.simulation.samplers import Sampler
 from ray_slo.simulation.tally import Tally
 from ray_slo.simulation.workloads import Requests
@@ -65,7 +65,7 @@ class ApplicationRun(Run):
 
     Args:
         clients: requests of clients. Each of its `models` is a stream.
-        host: host of the brain. None: all workers run, with all variants that they can run.
+        asking: asks a brain for plans. None: all workers run, with all variants that they can run.
         duration_s: requests arrive before this time. Later the brain plans only for open frames.
         profiles: measured profiles that the brain gets, by variant and kind.
         tells_sizes: whether the policy and the brain know the sizes of requests.
@@ -77,7 +77,7 @@ class ApplicationRun(Run):
         shape: Shape,
         clients: Requests,
         timing: Timing,
-        host: PlannerHost | None = None,
+        asking: Asking | None = None,
         duration_s: float = math.inf,
         profiles: Mapping[Key, Any] | None = None,
         tells_sizes: bool = True,
@@ -85,7 +85,8 @@ class ApplicationRun(Run):
         self._sizes = None if tells_sizes or clients.size is None else clients.size.tolist()
         if not tells_sizes:
             clients = replace(clients, size=None)
-        self.shape, self.host, self.clients, self.timing = shape, host, clients, timing
+        self.shape, self.asking, self.clients, self.timing = shape, asking, clients, timing
+        self._solving = False
         self._profiles = profiles or {}
         self._grouped = policy if isinstance(policy, Grouped) else None
         nodes = [task for tree in shape.trees for task in tree.order]
@@ -116,8 +117,8 @@ class ApplicationRun(Run):
         self.leaf_frame, self.leaf_path = array("q"), array("q")
 
         self.fleet = Fleet(shape.kinds, timing)
-        if host is not None:
-            workers = self._first_plan()
+        if asking is not None:
+            workers = self._first_plan(asking)
         else:
             workers = [*shape.told.workers.values()] or self.fleet.all_on(shape.fits)
         super().__init__(
@@ -132,7 +133,7 @@ class ApplicationRun(Run):
             absent=self.fleet.off,
         )
         self.fleet.attach(self, self._follow)
-        if host is not None:
+        if asking is not None:
             self._next_look()
 
     def _submitted(self) -> Requests:
@@ -160,7 +161,7 @@ class ApplicationRun(Run):
         super().end(slot, status)
         if status is BatchStatus.FINISHED:
             self._make(slot.worker.id, batch)
-        if slot.current is None and self.host is not None:
+        if slot.current is None and self.asking is not None:
             self.fleet.emptied(slot.worker.id)
 
     def returned(self, requests: Sequence[Request]) -> Sequence[Request]:
@@ -183,7 +184,7 @@ class ApplicationRun(Run):
         """Add the requests that the requests of one task make to `born`."""
         samplers = self.shape.samplers[self.tasks[code], variant]
         made = [(self._code[child], child, draw(len(requests))) for child, draw in samplers]
-        if self.host is not None:
+        if self.asking is not None:
             self.tally.made(variant, len(requests), {c: sum(n) for _, c, n in made})
         at = self.now + self.shape.communication_s
         frame_of, task_of, path_of = self.frame_of, self.task_of, self.path_of
@@ -260,14 +261,14 @@ class ApplicationRun(Run):
 
     # -- the planner -------------------------------------------------------------------------
 
-    def _first_plan(self) -> list[Worker]:
+    def _first_plan(self, asking: Asking) -> list[Worker]:
         """Make the plan that is in force at time 0, for the workers `first`. Return the workers."""
-        assert self.host is not None
         seen = self._told(self.fleet.at_first(self.shape.first))
-        asked = self._ask(0.0, self.host.due(0.0, seen), seen)
-        verdict = self.host.adopt(asked)
-        assert verdict is not None
-        workers = self.fleet.begin(self.host.brain.wanted(0.0, seen, hopeless=False))
+        asked = self._ask(0.0, FIRST, seen)
+        if asked.error:
+            raise ValueError(asked.error)
+        verdict = asking.adopt(asked, asking.brain.solve(asked.problem))
+        workers = self.fleet.begin(asking.brain.wanted(0.0, seen, hopeless=False))
         self._route()
         self._note(0.0, asked, verdict, self.rows[-1])
         return workers
@@ -282,61 +283,68 @@ class ApplicationRun(Run):
 
     def _next_look(self) -> None:
         """Schedule the next plan or look at the demand, while a request may need it."""
-        assert self.host is not None
+        assert self.asking is not None and self.asking.asked_at is not None
         at = self.now + self.timing.check_s
-        if self.host.due_at > self.now + 1e-9:  # otherwise it is due when the last plan is solved
-            at = min(at, self.host.due_at)
+        due_at = self.asking.asked_at + self.asking.interval_s
+        if due_at > self.now + 1e-9:  # otherwise it is due when the last plan is solved
+            at = min(at, due_at)
         if at <= self._last_deadline and (self.tally.open or at <= self._duration_s):
             self.at(at, Event.LOOK, self._look)
 
     def _look(self) -> None:
-        assert self.host is not None
+        assert self.asking is not None
         over_s, counts = self.tally.take(self.now, self.ended, self.dead)
-        self.host.hear(self.now, over_s, counts)
+        self.asking.brain.counted(self.now, over_s, counts)
         seen = self._told(self.fleet.seen(to_plan=True))
-        if trigger := self.host.due(self.now, seen):
-            asked = self._ask(self.now, trigger, seen)
-            applied_at = self.now + self.timing.solve_s
-            self.at(applied_at, Event.APPLY, self._apply, asked, self.rows[-1])
+        if not self._solving and (trigger := self.asking.due(self.now, seen)):
+            self._plan(self._ask(self.now, trigger, seen))
         elif self._grouped is not None:  # a group may have no more requests of a moved model
             self._follow()
         self._next_look()
 
     def _ask(self, now: float, trigger: str, seen: Seen) -> Question:
-        assert self.host is not None
-        asked = self.host.ask(now, trigger, seen)
+        assert self.asking is not None
+        running = dict.fromkeys(self.shape.kinds, 0)
+        for says in seen.workers.values():
+            running[says.kind] += bool(says.assigned)
+        asked = self.asking.ask(now, trigger, seen, running)
         row: dict[str, Any] = {"asked_s": now, "why": trigger, "error": asked.error}
-        row |= {"demand": asked.inputs["demand"], "running": sum(asked.running.values())}
+        row |= {"demand": asked.inputs["demand"], "running": sum(running.values())}
         self.rows.append(row)
         return asked
 
-    def _apply(self, asked: Question, row: dict[str, Any]) -> None:
-        assert self.host is not None
-        if (verdict := self.host.adopt(asked)) is not None:
-            self._follow()
-            self._note(self.now, asked, verdict, row)
+    def _plan(self, asked: Question) -> None:
+        """Solve a question's problem now. The answer takes effect `solve_s` later."""
+        assert self.asking is not None
+        if asked.error:
+            return
+        try:
+            answer = self.asking.brain.solve(asked.problem)
+        except Exception as error:
+            self.asking.failed(asked, error)
+            self.rows[-1]["error"] = self.asking.error
+            return
+        self._solving = True
+        applied_at = self.now + self.timing.solve_s
+        self.at(applied_at, Event.APPLY, self._apply, asked, answer, self.rows[-1])
+
+    def _apply(self, asked: Question, answer: Any, row: dict[str, Any]) -> None:
+        assert self.asking is not None
+        self._solving = False
+        verdict = self.asking.adopt(asked, answer)
+        self._follow()
+        self._note(self.now, asked, verdict, row)
 
     def _note(self, now: float, asked: Question, verdict: Verdict, row: dict[str, Any]) -> None:
-        assert self.host is not None
-        targets = [self.host.brain.target(kind) for kind in self.shape.kinds]
-        row |= {
-            "applied_s": now,
-            "workers": None if None in targets else sum(filter(None, targets)),
-        }
-        outcome = self.host.brain.outcome()
-        row |= {name: outcome.get(name) for name in ("step", "planned_demand", "accuracy", "swaps")}
-        variants = Counter[str]()
-        for part in outcome.get("assignments", ()):
-            variants[part["variant"]] += part["workers"]
-        row |= {"variants": dict(variants), "expected_bad": outcome.get("bad_rate")}
-        row |= {"shortfall": verdict.shortfall, "explanation": verdict.why}
-        self.host.note(now, asked, verdict, self.fleet.variants)
+        assert self.asking is not None
+        row |= {"applied_s": now, **_told(self.asking.brain, self.shape.kinds, verdict)}
+        self.asking.note(asked, verdict, self.fleet.variants, now - asked.at)
 
     def _follow(self) -> None:
         """Give workers the brain's orders for the present state, until nothing changes."""
-        if self.host is None:
+        if self.asking is None:
             return
-        brain = self.host.brain
+        brain = self.asking.brain
         for kind, most in self.shape.kinds.items():
             target = brain.target(kind)
             self.fleet.grow(kind, most if target is None else target)
@@ -351,8 +359,8 @@ class ApplicationRun(Run):
             self.fleet.shrink(kind, most if target is None else target)
 
     def _route(self) -> None:
-        assert self.host is not None
-        routing = self.host.brain.routing
+        assert self.asking is not None
+        routing = self.asking.brain.routing
         if self._grouped is not None and routing is not None:
             self._grouped.route(routing.number, routing.routes)
 
@@ -400,3 +408,19 @@ class ApplicationRun(Run):
         known = self.shape.trees[tree].path_accuracies
         of = {v.name: v.accuracy or 0.0 for v in self.shape.told.variants.values()}
         return [known.get(p, 100 * math.prod(of[v] / 100 for v in p)) for p in self.paths]
+
+
+def _told(brain: Brain, kinds: Iterable[str], verdict: Verdict) -> dict[str, Any]:
+    """Return the part of a report's row that says what was planned."""
+    targets, outcome = [brain.target(kind) for kind in kinds], brain.outcome()
+    variants = Counter[str]()
+    for part in outcome.get("assignments", ()):
+        variants[part["variant"]] += part["workers"]
+    return {
+        "workers": None if None in targets else sum(filter(None, targets)),
+        **{name: outcome.get(name) for name in ("step", "planned_demand", "accuracy", "swaps")},
+        "variants": dict(variants),
+        "expected_bad": outcome.get("bad_rate"),
+        "shortfall": verdict.shortfall,
+        "explanation": verdict.why,
+    }

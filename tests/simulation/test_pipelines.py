@@ -423,7 +423,7 @@ def test_a_planner_that_fails_changes_nothing():
         interval_s=10.0,
     )  # fmt: skip
     plans = report.plans
-    assert plans.error.tolist()[:3] == ["", "RuntimeError: licence", ""]
+    assert plans.error.tolist()[:3] == ["", "planning failed: RuntimeError: licence", ""]
     assert plans.applied_s.tolist()[:3] == pytest.approx([0, math.nan, 20], nan_ok=True)
     assert [now for now, _ in clusters(policy)] == [0, 20]
     with pytest.raises(RuntimeError, match="licence"):

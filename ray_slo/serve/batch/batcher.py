@@ -231,11 +231,9 @@ class Batcher:
     @property
     def capacity(self) -> tuple[float, float]:
         """Calls per second that the method can answer in time, and their SLO in seconds. The former
-        is infinite as long as larger batches may be faster: the calls that form them must come."""
-        profile, settings = self.belief.profile, self._settings
-        most = min(profile.max_batch_within(settings.latency_slo_s), settings.max_batch_size)
-        is_known = most <= max(profile.measured_to, 1)
-        rate = profile.throughput(max(most, 1)) if is_known else math.inf
+        has room for the calls that form larger batches than any before (`Belief.rate_within`)."""
+        settings = self._settings
+        rate = self.belief.rate_within(settings.latency_slo_s, settings.max_batch_size)
         return settings.max_concurrent_batches * rate, settings.latency_slo_s
 
     def settings_changed(self) -> None:

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import copy
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ray_slo.core.policy import Expected
+from ray_slo.planning.brains.asking import Asking, Question
 from ray_slo.planning.brains.brain import (
     FIRST,
     RESTARTED,
@@ -19,7 +21,6 @@ from ray_slo.planning.brains.brain import (
     FrontendSays,
     NotYet,
     Plans,
-    Seen,
     Verdict,
     Wanted,
     WorkerSays,
@@ -46,7 +47,6 @@ class Pace:
         report_s: longest time of a frontend's long poll. So frontends report twice a second.
         gone_s: workers and frontends count as dead after this silence.
         gap_s: least time between plans.
-        retry_s: time until the next attempt after planning failed.
         remind_s: time between two messages with profiles to frontends.
         avoid_s: time until a variant that could not be loaded is tried again.
     """
@@ -56,7 +56,6 @@ class Pace:
     report_s: float = 0.5
     gone_s: float = 10.0
     gap_s: float = 1.0
-    retry_s: float = 10.0
     remind_s: float = 20.0
     avoid_s: float = 60.0
 
@@ -66,11 +65,11 @@ class Planning:
 
     Attributes:
         brain: makes the decisions.
+        asking: asks the brain for plans.
         heard: reports of workers and frontends.
         wanted: orders for each worker.
         planned_at: when the current plan was made; None before there is one.
         plans: number of plans that were made.
-        error: what is wrong with the plan, or with the last attempt to make one.
 
     Args:
         epoch: id of this planner.
@@ -86,13 +85,12 @@ class Planning:
         self._started = time.monotonic()
         self.heard = Heard(self._started, pace.gone_s, pace.avoid_s)
         self.log = open_plan_log(spec, epoch)
+        log = None if self.log is None else self.log.planned
+        self.asking = Asking(self.brain, spec.workers, _interval_s(spec), log, pace.gap_s)
         self.wanted: dict[str, Wanted] = {}
         self.planned_at: float | None = None
         self.plans = Plans(epoch)
-        self.error: str | None = None
         self._running: asyncio.Task[None] | None = None
-        self._tried_at: float | None = None
-        self._failed = False  # whether the last attempt failed
         self._why = "not planned yet"
         self._changed = asyncio.Event()
 
@@ -100,6 +98,7 @@ class Planning:
         """Take over a specification that differs only in ways that do not matter to replicas."""
         self._spec = spec
         self.brain.configure(planner_of(spec).setting(spec))
+        self.asking.interval_s = _interval_s(spec)
 
     def close(self, wait_s: float = 0.0) -> None:
         """Stop, wake all long polls, and wait for the log at most `wait_s`."""
@@ -135,13 +134,14 @@ class Planning:
         """Return the answer to a frontend's report."""
         now = time.monotonic()
         age_s = None if self.planned_at is None else now - self.planned_at
-        why = self.heard.load_errors.values() if self.error else ()
+        error = self.asking.error
+        why = self.heard.load_errors.values() if error else ()
         hears = FrontendHears(
             age_s,
             self.replicas(),
             None,
             self.plans,
-            "; ".join(filter(None, [self.error, *dict.fromkeys(why)])) or None,
+            "; ".join(filter(None, [error, *dict.fromkeys(why)])) or None,
             self._epoch,
             *(self.brain.routing, self.brain.start_s, _predicted(self._spec, self.brain.expected)),
         )
@@ -164,7 +164,7 @@ class Planning:
     def refresh(self) -> None:
         """Compute the orders of workers and frontends, and send them if they changed."""
         before = self.number, {w: orders(v) for w, v in self.wanted.items()}
-        hopeless = self.planned_at is None and self.error is not None
+        hopeless = self.planned_at is None and self.asking.error is not None
         seen = self.heard.seen()
         self.wanted = {
             worker: w
@@ -264,13 +264,13 @@ class Planning:
             "planner": self._planner_name,
             "state": state,
             "plan_age_s": None if self.planned_at is None else now - self.planned_at,
-            "last_tried_s": None if self._tried_at is None else now - self._tried_at,
+            "last_tried_s": None if (tried_at := self.asking.asked_at) is None else now - tried_at,
             "epoch": self._epoch,
             "plans": self.plans.planned,
             "failures": self.plans.failed,
             "planning_took_s": self.plans.took_s,
             "why": self._why,
-            "error": self.error,
+            "error": self.asking.error,
             "load_errors": {f"{v} on {k}": why for (v, k), why in self.heard.load_errors.items()},
             **told.status(self.brain, now, self.heard.seen(), self.wanted, self.replicas()),
         }
@@ -291,9 +291,9 @@ class Planning:
         self.refresh()
         if self._is_planning:
             return
-        if self._tried_at is None:
+        if self.asking.asked_at is None:
             self._begin(now)
-        elif trigger := self.due(now):
+        elif trigger := self.asking.due(now, self.heard.seen()):
             self._plan_now(now, trigger)
 
     def _begin(self, now: float) -> None:
@@ -304,7 +304,7 @@ class Planning:
             return
         trigger = RESTARTED if seen.planned_before else FIRST
         if why := self.brain.begin(now, seen):
-            self._tried_at = now
+            self.asking.asked_at = now
             self._go_by(now, why, trigger)
         else:
             self._plan_now(now, trigger)
@@ -312,105 +312,61 @@ class Planning:
     def _go_by(self, now: float, why: str, trigger: str) -> None:
         """Put the brain's decision into effect without a new plan."""
         self.planned_at, self._why = now, why
+        asked = self.asking.asked(now, trigger, self.heard.seen(), self._there)
         self.refresh()
-        self._note(now, trigger, {"workers": self.heard.running(self._spec.workers)}, Verdict(why))
+        self.asking.note(asked, Verdict(why), told.work(self.wanted))
 
-    def due(self, now: float) -> str:
-        """The trigger for a plan now; "" if there is none."""
-        planner = self._spec.planner
-        if planner is None or self._tried_at is None:
-            return ""
-        since_s = now - self._tried_at
-        period = "period" if since_s >= planner.interval_s else ""
-        if self._failed:
-            return period or ("tried again" if since_s >= self._pace.retry_s else "")
-        if period or since_s >= self._pace.gap_s:
-            return self.brain.due(now, self.heard.seen()) or period
-        return ""
+    @property
+    def _there(self) -> dict[str, int]:
+        return self.heard.running(self._spec.workers)
 
     def _plan_now(self, now: float, trigger: str) -> str:
         """Begin to plan. Return why that is not possible, or ""."""
         self.heard.learn()
-        seen = self.heard.seen()
+        error = self.asking.error
         try:
-            problem = self.brain.problem(now, seen)
+            asked = self.asking.ask(now, trigger, self.heard.seen(), self._there)
         except NotYet as reason:
             if self.planned_at is None:
                 self._why = str(reason)
             return str(reason)
-        except ValueError as error:
-            if str(error) != self.error:  # it may happen every second
-                self._count_failure(str(error))
-                self._note(now, trigger, self._inputs(now, seen), error=str(error))
-            self._tried_at = now
-            return str(error)
-        self._tried_at = now
-        work = self._plan(problem, now, trigger, self._inputs(now, seen))
-        self._running = asyncio.get_running_loop().create_task(work)
+        if asked.error:
+            if asked.error != error:  # it may happen every second
+                self._count_failure()
+            return asked.error
+        self._running = asyncio.get_running_loop().create_task(self._plan(asked))
         return ""
 
-    async def _plan(self, problem: Any, now: float, trigger: str, inputs: dict[str, Any]) -> None:
+    async def _plan(self, asked: Question) -> None:
         """Make a plan, and put it into effect. If anything fails, the last plan stays."""
         began = time.monotonic()
         try:
-            verdict = self.brain.adopt(problem, await self._aside(self.brain.solve, problem))
+            verdict = self.asking.adopt(asked, await self._aside(self.brain.solve, asked.problem))
         except asyncio.CancelledError:
             raise
         except Exception as error:
             logger.exception("planning failed; the last plan holds")
-            self._failed = True
-            self._count_failure(f"planning failed: {type(error).__name__}: {error}")
-            took_s = time.monotonic() - began
-            self._note(now, trigger, inputs, error=self.error, took_s=took_s)
+            self._count_failure()
+            self.asking.failed(asked, error, time.monotonic() - began)
             return
         took_s = time.monotonic() - began
-        self._failed = False
         if verdict.holds:
-            self._count_failure(verdict.why)
-            self._note(now, trigger, inputs, error=verdict.why, took_s=took_s)
-            return
-        if verdict.why != self._why:
-            logger.info("plan: %s", verdict.why)
-        self._why, self.error = verdict.why, verdict.shortfall
-        self.planned_at = time.monotonic()
-        self.plans = self.plans._replace(planned=self.plans.planned + 1, took_s=took_s)
-        self.refresh()
-        self._note(now, trigger, inputs, verdict, took_s=took_s)
+            self._count_failure()
+        else:
+            if verdict.why != self._why:
+                logger.info("plan: %s", verdict.why)
+            self._why, self.planned_at = verdict.why, time.monotonic()
+            self.plans = self.plans._replace(planned=self.plans.planned + 1, took_s=took_s)
+            self.refresh()
+        self.asking.note(asked, verdict, told.work(self.wanted), took_s)
 
-    def _count_failure(self, why: str) -> None:
-        self.error = why
+    def _count_failure(self) -> None:
         self.plans = self.plans._replace(failed=self.plans.failed + 1)
 
-    # -- logging ---------------------------------------------------------------------------
 
-    def _inputs(self, now: float, seen: Seen) -> dict[str, Any]:
-        if self.log is None:
-            return {}
-        there = self.heard.running(self._spec.workers)
-        avoided = {"avoided": sorted(map("@".join, seen.avoided))} if seen.avoided else {}
-        return {"workers": there, **self.brain.inputs(now, seen), **avoided}
-
-    def _note(
-        self,
-        now: float,
-        trigger: str,
-        inputs: dict[str, Any],
-        verdict: Verdict | None = None,
-        **rest: Any,
-    ) -> None:
-        """Log a question to the planner. Without a verdict, the last plan holds."""
-        if self.log is not None:
-            told.log(
-                self.log,
-                self.brain,
-                (now, trigger),
-                self.heard.seen(),
-                self.wanted,
-                self.replicas(),
-                inputs,
-                verdict,
-                **rest,
-            )
+def _interval_s(spec: AppSpec) -> float:
+    """Return the time between plans, in seconds. It is endless without a planner."""
+    return math.inf if spec.planner is None else spec.planner.interval_s
 
 
 def orders(wanted: Wanted) -> tuple[Any, ...]:

@@ -1,14 +1,12 @@
-"""Output of a planner for people: its status, a dry run, and the rows of its log."""
+"""Output of a planner for people: its status and a dry run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from ray_slo.planning.brains.brain import Brain, Seen, Verdict, Wanted, WorkerSays
-from ray_slo.record.plans import Outline
-from ray_slo.serve.watch.log_writer import PlanLog
 
 Replicas = Mapping[str, tuple[int | None, int]]  # wanted and running, by kind of worker
 
@@ -66,40 +64,9 @@ def trial(
     }
 
 
-def log(
-    to: PlanLog,
-    brain: Brain,
-    asked: tuple[float, str],
-    seen: Seen,
-    wanted: Mapping[str, Wanted],
-    replicas: Replicas,
-    inputs: Mapping[str, Any],
-    verdict: Verdict | None,
-    **rest: Any,
-) -> None:
-    """Log a question to the planner.
-
-    Args:
-        asked: time and trigger of the question.
-        verdict: None if the last plan stays.
-    """
-    outline = None
-    running = [a for says in seen.workers.values() for a in says.assigned]
-    if running and to.outline == Outline():  # from another planner
-        there = {kind: n for kind, (_, n) in replicas.items()}
-        assigned = [(a.variant, a.batch_size, 1) for a in running]
-        to.outline = Outline.of_assignments(there, assigned)
-    if verdict is not None:
-        plan = brain.outcome()
-        targets = plan.get("sizes") or {kind: target for kind, (target, _) in replicas.items()}
-        parts = [(a["variant"], a["batch_size"], a["workers"]) for a in plan.get("assignments", ())]
-        groups = plan.get("groups", {})
-        outline = replace(Outline.of_assignments(targets, parts), groups=groups)
-        workers = {name: w.group or ", ".join(_variants(w)) or None for name, w in wanted.items()}
-        rest |= {"targets": targets, "plan": plan, "workers": workers}
-        rest |= {"why": verdict.why, "shortfall": verdict.shortfall}
-    about = {key: value for key, value in inputs.items() if key != "demand"}
-    to.planned(*asked, outline, demand=inputs.get("demand"), inputs=about, **rest)
+def work(wanted: Mapping[str, Wanted]) -> dict[str, str | None]:
+    """Return the group or the variants of each worker, for the log."""
+    return {name: w.group or ", ".join(_variants(w)) or None for name, w in wanted.items()}
 
 
 def _does(says: WorkerSays, wanted: Wanted) -> bool:

@@ -22,6 +22,7 @@ import uuid
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from typing import Any
 from ray_slo.core import Policy
 from ray_slo.core.files import HALF
 from ray_slo.record.encode import Encoder
-from ray_slo.record.plans import FOLDER, PLANS, Outline, PlanEncoder, Planned
+from ray_slo.record.plans import FOLDER, PLANS, PlanEncoder, Planned
 from ray_slo.record.rows import (
     DECISIONS,
     Recording,
@@ -333,7 +334,6 @@ class PlanLog(_Log):
 
     Attributes:
         clocks: known clocks of the schedulers.
-        outline: outline of the last plan; changes of the next one are relative to it.
     """
 
     _kind = PLANS
@@ -342,24 +342,17 @@ class PlanLog(_Log):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._encoder = PlanEncoder()
         self.clocks = Clocks()
-        self.outline = Outline()
         super().__init__(*args, **kwargs)
 
     @property
     def _file_rows(self) -> int:
         return _PLAN_FILE_ROWS
 
-    def planned(self, at: float, trigger: str, outline: Outline | None, **rest: Any) -> None:
-        """Log one question to the planner. Does not wait, nor raise.
-
-        Args:
-            outline: outline of the plan; None: there is none, or it is the last one.
-            rest: other fields of `Planned`, without changes, clocks and the wall-clock time.
-        """
+    def planned(self, planned: Planned) -> None:
+        """Log one question to the planner, without clocks and wall-clock time. Does not wait, nor
+        raise."""
         try:
-            changes = outline.changes(self.outline) if outline is not None else []
-            known = {"changes": changes, "wall_at": time.time(), "clocks": self.clocks.ahead()}
-            self._put(Planned(at, trigger, **{**known, **rest}), 1, at)
-            self.outline = outline or self.outline
+            row = replace(planned, wall_at=time.time(), clocks=self.clocks.ahead())
+            self._put(row, 1, row.at)
         except Exception:
             logger.exception("a plan could not be logged")

@@ -8,7 +8,7 @@ import pytest
 from ray_slo.core import BatchOutcome, Cluster, Decision, LatencyProfile, Model, Request, Variant
 from ray_slo.policies import make_policy
 from ray_slo.record.decode import read
-from ray_slo.record.plans import Outline
+from ray_slo.record.plans import Planned
 from ray_slo.record.plans import read as read_plans
 from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.watch import log_writer as decision_log
@@ -211,16 +211,16 @@ def test_a_planners_table_is_beside_the_log(tmp_path):
     logged(tmp_path, 5)
     log = PlanLog(tmp_path, "plan", models=["m"])
     log.begin("loki", {}, 1.0)
-    log.planned(2.0, "first plan", Outline({"cpu": 2}), demand=7.0, why="so")
-    log.planned(3.0, "period", None, error="no licence")
-    log.planned(4.0, "period", Outline({"cpu": 3}), inputs={"odd": {1.5}})
+    log.planned(Planned(2.0, "first plan", 7.0, changes=["cpu: – → 2 workers"], why="so"))
+    log.planned(Planned(3.0, "period", error="no licence"))
+    log.planned(Planned(4.0, "period", inputs={"odd": {1.5}}))
     log.close(60.0)
     assert log.status()["error"] == ""
     first, failed, more = plans_of(tmp_path)
     assert (first.at, first.demand, first.changes) == (2.0, 7.0, ("cpu: – → 2 workers",))
     assert first.wall_at == pytest.approx(time.time(), abs=60)
     assert (failed.error, failed.changes) == ("no licence", ())
-    assert more.changes == ("cpu: 2 → 3 workers",)  # against the last plan that there was
+    assert more.inputs == {"odd": "{1.5}"}
     assert len(read(tmp_path)) == 1
     assert read(tmp_path)[0].start.about["clock"] == clock_id()
 
@@ -230,7 +230,7 @@ def test_the_planners_table_is_bounded_and_readable_file_by_file(tmp_path, monke
     log = PlanLog(tmp_path, "plan", max_mb=0.06, flush_s=0.0)
     log.begin("loki", {}, 0.0)
     for i in range(60):
-        log.planned(float(i), "period", None, why="x" * 50)
+        log.planned(Planned(float(i), "period", why="x" * 50))
         if i % 20 == 19:
             until(lambda n=i + 1: log.status()["rows"] > n)
     log.close(60.0)
@@ -253,8 +253,7 @@ def test_a_planner_goes_on_without_a_log(tmp_path):
     log = PlanLog(in_the_way / "folder", "plan", flush_s=0.1)
     log.begin("loki", {}, 0.0)
     until(lambda: log.status()["error"])
-    log.planned(1.0, "period", None)
-    log.planned(1.0, "period", None, no_such_field=1)
+    log.planned(Planned(1.0, "period"))
     assert "NotADirectoryError" in log.status()["error"]
     log.close(60.0)
     assert log.status()["rows_lost"] == 2
