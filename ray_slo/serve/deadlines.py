@@ -107,7 +107,7 @@ HEADERS = {
         Header(KNOWN_HEADER, "failover", "The model's SLO as HAProxy knows it, milliseconds."),
         Header(MARK_HEADER, "mark", "The secret of the cluster's HAProxy."),
         Header(WHOLE_HEADER, "door", '"1": the proxy has the whole body; else "0".'),
-        Header(ARRIVED_HEADER, "door", "When the request came to HAProxy, and by whose clock."),
+        Header(ARRIVED_HEADER, "door", "When the request came to the door, and by whose clock."),
         Header(REFUSED_HEADER, "door", "How many requests the proxy refused before this one."),
     )
 }
@@ -400,9 +400,10 @@ def _scope_ms(value: Any) -> float:
     return number
 
 
-def note_headers(headers: Iterable[tuple[Any, Any]]) -> None:
-    """Note that the current context belongs to an HTTP request with these headers."""
-    _limit.set(_limit_of(headers))
+def note_headers(headers: Iterable[tuple[Any, Any]], before_s: float = 0.0) -> None:
+    """Note that the current context belongs to an HTTP request with these headers. It was sent
+    `before_s` ago."""
+    _limit.set(_limit_of(headers, before_s))
 
 
 def without_request() -> Context:
@@ -469,11 +470,11 @@ def _current_limit() -> _Limit | None:
     return None if metadata is None else _limit_of(metadata)
 
 
-def _limit_of(headers: Iterable[tuple[Any, Any]]) -> _Limit | None:
+def _limit_of(headers: Iterable[tuple[Any, Any]], before_s: float = 0.0) -> _Limit | None:
     limits = TimeLimits(headers)
     own_s = limits.own_s()
     named_s = limits.timeout_s() if own_s is None else own_s
-    return None if named_s is None else _from_now(named_s, own_s is not None)
+    return None if named_s is None else _from_now(named_s - before_s, own_s is not None)
 
 
 def _from_now(budget_s: float, replaces_slo: bool) -> _Limit:

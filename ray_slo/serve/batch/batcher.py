@@ -48,7 +48,7 @@ from ray_slo.models.checkpoint import warn_of_checkpoints
 from ray_slo.policies.registry import make_policy
 from ray_slo.serve import user_code
 from ray_slo.serve.batch.metrics import BatchMetrics
-from ray_slo.serve.deadlines import deadline_for, without_request
+from ray_slo.serve.deadlines import without_request
 from ray_slo.serve.errors import Expired, SLOError, error_of, predicted
 from ray_slo.serve.ray_private import context
 from ray_slo.serve.ray_private.actors import bring_forward
@@ -159,6 +159,7 @@ class Batcher:
         self._metrics = BatchMetrics(name)
         self._fastest_s = math.inf
         self._ended_at = -math.inf
+        self.answered_at = math.inf  # when callers got their answers last, time.monotonic()
         self._announced_at = -math.inf
         self._ids = itertools.count()
         self._waiting: dict[int, Call] = {}
@@ -189,22 +190,20 @@ class Batcher:
     # -- callers ---------------------------------------------------------------------------
 
     def submit(
-        self, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any], slo_s: float | None
+        self, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any], slo_s: float
     ) -> Call:
-        """Add a call to the queue.
+        """Add a call with this SLO, in seconds, to the queue.
 
         Raises:
             Expired: the deadline of the Serve request that makes the call has passed.
         """
-        now = time.monotonic()
-        if slo_s is None:
-            slo_s = deadline_for(self._settings.latency_slo_s) - now
         if slo_s <= 0:
             raise Expired(
                 f"{self._name}: the deadline passed {-1e3 * slo_s:.0f} ms before the call",
                 model=self._name,
                 latency_slo_ms=0.0,
             )
+        now = time.monotonic()
         deadline = now + slo_s * (1 - self._settings.margin)
         request = Request(next(self._ids), self._name, now, deadline)
         call = Call(
@@ -408,6 +407,7 @@ class Batcher:
         except Exception as error:
             self._answer_all(calls, error)
             return False
+        self.answered_at = time.monotonic()
         for call, answer in zip(calls, answers, strict=True):
             if not call.future.done():
                 call.future.set_result(answer)

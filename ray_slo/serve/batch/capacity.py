@@ -1,8 +1,11 @@
-"""What answers of a plain deployment say of its `@ray_slo.batch` functions to the door before it.
+"""What a plain deployment with `@ray_slo.batch` functions and the door before it tell each other.
 
 The door is in Serve's proxy (`proxy.door`) or HAProxy (`proxy.haproxy_rules`). It lets on as many
 requests of a path as can be answered in time. An answer counts if functions with `@ray_slo.batch`
 were called for it. From other answers, the door learns nothing.
+
+The door says when a request came. A busy replica gets it some time later. The SLO of its
+first calls counts from then. Answers wait for the event loop, so batches end so much earlier.
 """
 
 from __future__ import annotations
@@ -15,21 +18,24 @@ from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from ray_slo.serve.deadlines import BATCH_HEADER, note_headers
-from ray_slo.serve.proxy.modes import has_door_before
+from ray_slo.core.quantile import FEW_SAMPLES, Quantile
+from ray_slo.serve.deadlines import ARRIVED_HEADER, BATCH_HEADER, MARK_HEADER, note_headers
+from ray_slo.serve.proxy.modes import believes, has_door_before, has_haproxy_of_ours, since
 
 if TYPE_CHECKING:
     from ray_slo.serve.batch.batcher import Batcher
 
-_BATCH = BATCH_HEADER.encode()
+_BATCH, _ARRIVED, _MARK = BATCH_HEADER.encode(), ARRIVED_HEADER.encode(), MARK_HEADER.encode()
 _PROCESS = uuid.uuid4().hex[:8]
+_after = Quantile(0.95, prior=FEW_SAMPLES)  # seconds until a caller goes on with its answer
 
 
 class _Uses:
-    """The functions that were called for a request, and the time when it came (seconds)."""
+    """The functions that were called for a request, the time when it came here, and how long before
+    it came to the door (seconds). The latter is 0 after the first answer of a function."""
 
-    def __init__(self) -> None:
-        self.came_at = time.monotonic()
+    def __init__(self, before_s: float) -> None:
+        self.came_at, self.before_s = time.monotonic(), before_s
         self.calls: Counter[Batcher] = Counter()
 
 
@@ -38,15 +44,35 @@ _uses: ContextVar[_Uses | None] = ContextVar("uses", default=None)
 
 def note_request(headers: Iterable[tuple[Any, Any]]) -> None:
     """Note that the current context belongs to an HTTP request with these headers."""
-    note_headers(headers)
-    if has_door_before():
-        _uses.set(_Uses())
+    before_s = _before_s(dict(headers)) if (has_door := has_door_before()) else 0.0
+    # Serve's proxy subtracts this time from the request's own; HAProxy cannot.
+    note_headers(headers, before_s if has_haproxy_of_ours() else 0.0)
+    if has_door:
+        _uses.set(_Uses(before_s))
 
 
-def note_use(batcher: Batcher) -> None:
-    """Note a call of a function for the request of the current context."""
+def _before_s(headers: dict[Any, Any]) -> float:
+    """Return the time since the door got a request, in seconds."""
+    if has_haproxy_of_ours() and not believes(headers.get(_MARK, b"")):
+        return 0.0
+    return since(headers.get(_ARRIVED, b"").decode("latin-1"), time.time())
+
+
+def note_use(batcher: Batcher) -> float:
+    """Note a call of a function for the request of the current context. Return how much of the SLO
+    the request spends outside of the function, in seconds."""
+    if (uses := _uses.get()) is None:
+        return _after.value(0.0)
+    uses.calls[batcher] += 1
+    return uses.before_s + _after.value(0.0)
+
+
+def note_answer(answered_at: float) -> None:
+    """Note that a caller goes on with an answer that it got at this time (`time.monotonic()`
+    seconds)."""
+    _after.add(time.monotonic() - answered_at)
     if (uses := _uses.get()) is not None:
-        uses.calls[batcher] += 1
+        uses.before_s = 0.0
 
 
 def said() -> list[tuple[bytes, bytes]]:

@@ -7,6 +7,7 @@ import functools
 import inspect
 import math
 import threading
+import time
 import weakref
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -19,8 +20,8 @@ from ray_slo.core.profiles import load_profiles, profile_of
 from ray_slo.core.text import quoted, text_of
 from ray_slo.policies.registry import make_policy
 from ray_slo.serve.batch.batcher import Batcher, Call, End, Kind, Settings, code_of, kind_of
-from ray_slo.serve.batch.capacity import note_request, note_use, said
-from ray_slo.serve.deadlines import slo_ms_of
+from ray_slo.serve.batch.capacity import note_answer, note_request, note_use, said
+from ray_slo.serve.deadlines import deadline_for, slo_ms_of
 from ray_slo.serve.errors import BadInput, ConfigError
 from ray_slo.serve.ray_private import context
 
@@ -74,7 +75,9 @@ class _Batched:
     async def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         batcher, call = self._submit(args, kwargs)
         try:
-            return await call.future
+            answer = await call.future
+            note_answer(batcher.answered_at)
+            return answer
         finally:
             batcher.leave(call)
 
@@ -103,7 +106,10 @@ class _Batched:
             args, kwargs = bound.args, bound.kwargs
         instance = args[0] if self._is_method else None
         batcher = self._batcher(instance)
-        note_use(batcher)
+        outside_s = note_use(batcher)
+        if slo_s is None:
+            until = deadline_for(self.settings.latency_slo_s - outside_s)
+            slo_s = until - time.monotonic()
         return batcher, batcher.submit(instance, args[skip:], kwargs, slo_s)
 
     def _batcher(self, instance: Any) -> Batcher:
@@ -206,14 +212,15 @@ def batch(
 
     Deadlines. The first of these that exists counts: the call's keyword `latency_slo_ms=…`, which
     the function does not see; the request's `x-slo-latency-ms`, or `x-request-timeout-seconds` if
-    it is shorter than the SLO (`ray_slo.serve.deadlines`); the SLO. The time before the call is
-    unknown here, above all the wait outside the replica. So set the deployment's
+    it is shorter than the SLO (`ray_slo.serve.deadlines`); the SLO. If the application was started
+    with `ray-slo run`, the wait of an HTTP request outside of the replica counts, until the first
+    answer of a function. Otherwise it is unknown here. So set the deployment's
     `max_ongoing_requests` well above `max_batch_size` (Serve's default is 5).
 
     The policy is `ray_slo.policies.deferred` (Symphony, Algorithm 1) with one worker.
 
     Args:
-        latency_slo_ms: milliseconds from call to result.
+        latency_slo_ms: milliseconds from call to result, and until the caller goes on.
         max_batch_size: an upper bound, mostly for memory. The deadlines decide the size.
         max_concurrent_batches: number of batches of one instance that may run at a time.
         objective: "responsive" (start as early as the load allows) or "consolidate" (start as late

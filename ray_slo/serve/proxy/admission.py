@@ -15,6 +15,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 
 from ray_slo.serve.deadlines import (
+    ARRIVED_HEADER,
     BATCH_HEADER,
     CAPACITY_HEADER,
     LATENCY_HEADER,
@@ -27,6 +28,7 @@ from ray_slo.serve.errors import RefusedEarly, SLOError, http_response
 from ray_slo.serve.frontend.http import body_of
 from ray_slo.serve.proxy.door import ProxyDoor
 from ray_slo.serve.proxy.gate import ClientLeft, Ticket
+from ray_slo.serve.proxy.modes import stamp
 from ray_slo.serve.proxy.places import Place, place_of
 from ray_slo.serve.ray_private.addresses import Routes
 from ray_slo.serve.ray_private.http_head import ARRIVAL, LEAVING
@@ -34,6 +36,7 @@ from ray_slo.serve.ray_private.http_head import ARRIVAL, LEAVING
 _CAPACITY, _BATCH = CAPACITY_HEADER.encode(), BATCH_HEADER.encode()
 _LATENCY = LATENCY_HEADER.encode()  # header of an answer with the time in the frontend
 _WHOLE, _REFUSED = WHOLE_HEADER.encode(), REFUSED_HEADER.encode()
+_ARRIVED = ARRIVED_HEADER.encode()
 _OF_THE_DOOR = {_CAPACITY, _BATCH}  # headers of answers
 _SMALL_BYTES = 2**20
 _HAS_BODY = {b"content-length", b"transfer-encoding"}
@@ -109,6 +112,8 @@ class AdmissionMiddleware:
             headers.append((_WHOLE, b"1" if whole else b"0"))
             if refused := self._door.refused_before(place):
                 headers.append((_REFUSED, str(refused).encode()))
+            if self._door.is_batch(place):
+                headers.append((_ARRIVED, stamp(time.monotonic() - arrival).encode()))
             # Serve pickles the scope for a replica, which has no use for these functions.
             scope = {**scope, "headers": headers, ARRIVAL: arrival, LEAVING: []}
             await self._app(scope, receive, self._watched(send, place, ticket))

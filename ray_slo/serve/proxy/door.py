@@ -177,6 +177,10 @@ class ProxyDoor:
         is_strange = is_ours or place.route is None or self._is_ours(place.route)
         return Rank.STRANGE if is_strange else Rank.ELSEWHERE
 
+    def is_batch(self, place: Place) -> bool:
+        """Return whether functions with `@ray_slo.batch` answer there."""
+        return (seen := self._places.get(place)) is not None and not seen.is_ours
+
     def _is_ours(self, route: str) -> bool:
         return time.monotonic() - self._ours.get(route, -math.inf) < OURS_S
 

@@ -20,6 +20,7 @@ import secrets
 import shutil
 import socket
 import sys
+import time
 from collections.abc import Mapping, MutableMapping
 from contextlib import ExitStack, suppress
 from importlib.metadata import requires
@@ -224,11 +225,16 @@ def clock_name() -> str:
         return ""
 
 
+def stamp(ago_s: float) -> str:
+    """Return the header that says when a request came, for `since`."""
+    return f"{round(1e6 * (time.time() - ago_s))};{clock_name()}"
+
+
 def since(said: str, now_s: float) -> float:
-    """Return the time since HAProxy got a request, in seconds. It is 0 if it is unknown.
+    """Return the time since the door got a request, in seconds. It is 0 if it is unknown.
 
     Args:
-        said: HAProxy's header: microseconds of a wall clock, and the clock's name.
+        said: the door's header: microseconds of a wall clock, and the clock's name.
         now_s: time of this machine's wall clock, in seconds.
     """
     micros, _, clock = said.partition(";")

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from ray_slo.serve.proxy.admission import AdmissionMiddleware
+from ray_slo.serve.proxy.modes import since
 from ray_slo.serve.proxy.places import Place
 from ray_slo.serve.ray_private import http_head as heads
 from ray_slo.serve.ray_private.http_head import ARRIVAL
@@ -117,6 +118,19 @@ async def test_so_are_those_for_functions_with_the_batch_decorator():
     app.go.set()
     assert {answer[0] for answer in await asyncio.gather(*asked, *others)} == {200, 503}
     assert door._door.gate.inside == 0
+
+
+@in_loop
+async def test_batch_functions_learn_how_long_ago_a_request_came():
+    app = App(capacity="replica;10;400;1")
+    app.header = b"x-batch-capacity"
+    door = AdmissionMiddleware(app)
+    made_up = [*HEADERS, (b"x-slo-arrived", b"1;mine")]
+    for path in ("/m", "/m", "/other"):
+        await ask(door, path=path, headers=made_up, waited_s=0.2)
+    first, second, other = (dict(s["headers"]).get(b"x-slo-arrived") for s in app.scopes)
+    assert (first, other) == (None, None)
+    assert since(second.decode(), time.time()) == pytest.approx(0.2, abs=0.19)
 
 
 @in_loop
