@@ -31,13 +31,13 @@ CODE_LINES = {
     "record": 948,
     "serve": 2154,  # two times after a deadline, once for frontends and HAProxy
     "serve/app": 751,
-    "serve/batch": 714,  # what the door and it tell each other
+    "serve/batch": 751,  # what the door and it tell each other
     "serve/channels": 781,
     "serve/config": 1317,
     "serve/frontend": 2594,  # imports one of them
     "serve/planner": 1545,
     "serve/protos": 20,
-    "serve/proxy": 1880,  # the door tells batch functions when a request came
+    "serve/proxy": 1884,  # the door tells batch functions when a request came
     "serve/ray_private": 1087,  # headers of answers of user code
     "serve/scheduler": 1353,  # one that serves leads on; a slow frontend is known to be slow
     "serve/watch": 1850,

@@ -211,7 +211,7 @@ def test_decisions_of_the_planner(planned):
         *("first plan", "20.0/s", "2 worker"),
         "worker: – → 2 workers\nf: 0 → 1 workers\nn: 0 → 1 workers",
     )
-    assert failed[-1] == "RuntimeError: no <b>licence. The last plan holds."
+    assert failed[-1] == "planning failed: RuntimeError: no <b>licence. The last plan holds."
     assert table.kinds[:2] == ["changed", "failed"]
     assert set(table.kinds) <= {"changed", "failed", ""}
     marks = source.data["plans"]

@@ -124,7 +124,7 @@ class Asking:
         self._failed, self.error = False, verdict.why if verdict.holds else verdict.shortfall
         return verdict
 
-    def failed(self, asked: Question, error: Exception, took_s: float = 0.0) -> None:
+    def failed(self, asked: Question, error: Exception, took_s: float | None = None) -> None:
         """Note that a problem could not be solved. The last plan stays."""
         self._failed = True
         self.error = f"planning failed: {type(error).__name__}: {error}"

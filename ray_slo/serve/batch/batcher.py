@@ -18,7 +18,6 @@ Correction of a wrong profile
 from __future__ import annotations
 
 import asyncio
-import enum
 import functools
 import inspect
 import itertools
@@ -28,7 +27,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass
 from typing import Any
 
 from ray_slo.core import (
@@ -38,17 +36,19 @@ from ray_slo.core import (
     Dispatch,
     Drop,
     DropReason,
-    LatencyProfile,
     Model,
     Request,
     Variant,
 )
 from ray_slo.core.beliefs import TRIED_FROM, Belief, Caution
+from ray_slo.core.quantile import FEW_SAMPLES, Quantile
 from ray_slo.models.checkpoint import warn_of_checkpoints
 from ray_slo.policies.registry import make_policy
 from ray_slo.serve import user_code
+from ray_slo.serve.batch.calls import Call, End, Kind, Settings, kind_of
+from ray_slo.serve.batch.capacity import uses, without_uses
 from ray_slo.serve.batch.metrics import BatchMetrics
-from ray_slo.serve.deadlines import without_request
+from ray_slo.serve.deadlines import deadline_for
 from ray_slo.serve.errors import Expired, SLOError, error_of, predicted
 from ray_slo.serve.ray_private import context
 from ray_slo.serve.ray_private.actors import bring_forward
@@ -62,85 +62,20 @@ _HARDWARE = "here"
 _STOPS_NOTHING = (
     "@ray_slo.batch stops no batch; use @ray_slo.deployment with the policy flex or deferred_flex"
 )
-_GUESS_SIZES = 1024  # size of the guessed profile; `set_max_batch_size` may be as large
 _FIRST_CAP = 8
 _GROWTH = 4
 _ANNOUNCE_PERIOD_S = 0.25
-
-
-@dataclass(slots=True)
-class Settings:
-    latency_slo_s: float
-    max_batch_size: int
-    max_concurrent_batches: int
-    objective: str
-    profile: LatencyProfile | None
-    margin: float  # safety margin, as a share of a request's budget
-
-    def prior(self) -> LatencyProfile:
-        if self.profile is not None:
-            return self.profile
-        unit = self.latency_slo_s / 50
-        largest = max(_GUESS_SIZES, self.max_batch_size)
-        return LatencyProfile.linear(unit, 4 * unit, largest, measured_to=0)
-
-
-@dataclass(slots=True, eq=False)
-class Call:
-    """A caller that waits for one result."""
-
-    instance: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    latency_slo_s: float
-    request: Request
-    future: asyncio.Future[Any]
-    context: Any  # Serve's request context
-    trace: Any  # OpenTelemetry's context, if Serve's tracing is on
-    tried: bool = False  # it runs although the profile predicts that it will be late
-    ended: bool = False  # in a stream: this caller gets no more values
-
-    @property
-    def group(self) -> Any:
-        """Calls of one group can share one call of the method."""
-        return context.model_id(self.context), len(self.args), tuple(self.kwargs)
-
-
-class Kind(enum.Enum):
-    """Kinds of batch functions."""
-
-    SYNC = "runs in a thread"
-    ASYNC = "runs on the event loop"
-    STREAM = "yields a list for each step"
-
-
-def code_of(func: Any) -> tuple[Any, ...]:
-    """Return the functions that may say of which kind a callable is: the function of a partial, and
-    the `__call__` of an object."""
-    while isinstance(func, functools.partial):
-        func = func.func
-    return func, type(func).__call__
-
-
-def kind_of(func: Callable[..., Any]) -> Kind:
-    """Return the kind of a function, a partial, or an object with `__call__`."""
-    for code in code_of(func):
-        if inspect.isasyncgenfunction(code):
-            return Kind.STREAM
-        if inspect.iscoroutinefunction(code):
-            return Kind.ASYNC
-    return Kind.SYNC
+_AFTER = 0.25  # at most this share of the time left is kept for the event loop
 
 
 async def _awaited(method: Callable[[], Any], take: Callable[[Any], list[Any]]) -> list[Any]:
     return take(await method())
 
 
-class End:
-    """The end of a stream in its queue, with the error if there is one."""
-
-    def __init__(self, error: BaseException | None = None) -> None:
-        self.error = error
+def _answer_all(calls: list[Call], error: BaseException) -> None:
+    for call in calls:
+        if not call.future.done():
+            call.future.set_exception(error)
 
 
 class Batcher:
@@ -159,7 +94,7 @@ class Batcher:
         self._metrics = BatchMetrics(name)
         self._fastest_s = math.inf
         self._ended_at = -math.inf
-        self.answered_at = math.inf  # when callers got their answers last, time.monotonic()
+        self._after = Quantile(0.95, prior=FEW_SAMPLES)  # s until a caller goes on with its answer
         self._announced_at = -math.inf
         self._ids = itertools.count()
         self._waiting: dict[int, Call] = {}
@@ -181,31 +116,38 @@ class Batcher:
             clock=time.monotonic,
             # If the method blocked the event loop, calls wait there. Take them first.
             settle_turns=3,
-            context=without_request(),
+            context=without_uses(),
         )
         bring_forward()
-        self._warn_if_serve_holds_requests_back()
+        _warn_if_held_back(name, settings.max_batch_size)
         warn_of_checkpoints(_STOPS_NOTHING)
 
     # -- callers ---------------------------------------------------------------------------
 
     def submit(
-        self, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any], slo_s: float
+        self, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any], slo_s: float | None
     ) -> Call:
-        """Add a call with this SLO, in seconds, to the queue.
+        """Add a call with this SLO, in seconds, to the queue. None: the function's SLO or that of
+        the request, from when the request came to the door.
 
         Raises:
             Expired: the deadline of the Serve request that makes the call has passed.
         """
-        if slo_s <= 0:
+        now, of_request, spent_s = time.monotonic(), uses(), 0.0
+        if slo_s is None:
+            spent_s = 0.0 if of_request is None else of_request.before_s
+            slo_s = deadline_for(self._settings.latency_slo_s - spent_s) - now + spent_s
+        left_s = slo_s - spent_s
+        if left_s <= 0:
             raise Expired(
-                f"{self._name}: the deadline passed {-1e3 * slo_s:.0f} ms before the call",
+                f"{self._name}: the deadline passed {-1e3 * left_s:.0f} ms before the call",
                 model=self._name,
-                latency_slo_ms=0.0,
+                latency_slo_ms=1e3 * max(slo_s, 0.0),
             )
-        now = time.monotonic()
-        deadline = now + slo_s * (1 - self._settings.margin)
-        request = Request(next(self._ids), self._name, now, deadline)
+        if of_request is not None:
+            of_request.begin(self)
+        kept_s = slo_s * self._settings.margin + min(self._after.value(0.0), _AFTER * left_s)
+        request = Request(next(self._ids), self._name, now, now + left_s - kept_s)
         call = Call(
             instance,
             args,
@@ -215,6 +157,8 @@ class Batcher:
             self._loop.create_future(),
             context.request_context(),
             tracing.caller(),
+            of_request,
+            spent_s,
         )
         self._waiting[request.id] = call
         self._host.submit(request)
@@ -223,6 +167,11 @@ class Batcher:
     def leave(self, call: Call) -> None:
         """Remove a caller that has left, or that has all its values."""
         call.ended = True
+        if call.answered_at is not None:
+            self._after.add(time.monotonic() - call.answered_at)
+        if call.uses is not None:
+            call.uses.end()
+            call.uses = call.answered_at = None
         if self._waiting.pop(call.request.id, None) is not None:
             self._host.cancel(call.request)
             self._let_go(call)
@@ -305,7 +254,7 @@ class Batcher:
 
     def _refusal(self, call: Call, drop: Drop) -> SLOError:
         slo_ms = 1e3 * call.latency_slo_s
-        finish_ms = 1e3 * (drop.finish_at - call.request.arrival)
+        finish_ms = 1e3 * (drop.finish_at - call.request.arrival + call.spent_s)
         now = time.monotonic()
         late_s = max(now - max(self._due.values(), default=now), 0.0)
         said, again_s = predicted(finish_ms, slo_ms, self._settings.margin * slo_ms, late_s)
@@ -366,7 +315,7 @@ class Batcher:
                     self._learn(calls, started, finished)
             finally:
                 # Whatever happened, nobody waits for a batch that is over.
-                self._answer_all(calls, RuntimeError(f"{self._name}: the batch gave no answer"))
+                _answer_all(calls, RuntimeError(f"{self._name}: the batch gave no answer"))
                 self._running -= 1
                 del self._due[dispatch.batch_id]
                 self._exploring -= exploring
@@ -402,14 +351,14 @@ class Batcher:
                 else:
                     answers = await self._run_in_thread(method, take)
         except asyncio.CancelledError:
-            self._answer_all(calls, RuntimeError(f"{self._name}: the batch was cancelled"))
+            _answer_all(calls, RuntimeError(f"{self._name}: the batch was cancelled"))
             raise
         except Exception as error:
-            self._answer_all(calls, error)
+            _answer_all(calls, error)
             return False
-        self.answered_at = time.monotonic()
         for call, answer in zip(calls, answers, strict=True):
             if not call.future.done():
+                call.answered_at = time.monotonic()
                 call.future.set_result(answer)
         return True
 
@@ -467,12 +416,6 @@ class Batcher:
                     queue.put_nowait(End(error))
             await user_code.guarded(steps.aclose)
 
-    @staticmethod
-    def _answer_all(calls: list[Call], error: BaseException) -> None:
-        for call in calls:
-            if not call.future.done():
-                call.future.set_exception(error)
-
     def _learn(self, calls: Sequence[Call], started: float, finished: float) -> None:
         duration_s = max(finished - started, 1e-6)
         late = sum(call.request.deadline < finished for call in calls)
@@ -482,12 +425,13 @@ class Batcher:
         self.belief.bound(self._settings.latency_slo_s, self.belief.typical_s)
         self._fastest_s = min(self._fastest_s, duration_s)
 
-    def _warn_if_serve_holds_requests_back(self) -> None:
-        limit = context.max_ongoing_requests()
-        if limit is not None and limit < self._settings.max_batch_size:
-            logger.warning(
-                f"{self._name}: Serve lets {limit} requests at a time into this replica "
-                f"(max_ongoing_requests), so no batch is larger, and what waits outside is not "
-                f"seen until its deadline is near. Set max_ongoing_requests well above "
-                f"max_batch_size ({self._settings.max_batch_size})."
-            )
+
+def _warn_if_held_back(name: str, max_batch_size: int) -> None:
+    limit = context.max_ongoing_requests()
+    if limit is not None and limit < max_batch_size:
+        logger.warning(
+            f"{name}: Serve lets {limit} requests at a time into this replica "
+            f"(max_ongoing_requests), so no batch is larger, and what waits outside is not seen "
+            f"until its deadline is near. Set max_ongoing_requests well above max_batch_size "
+            f"({max_batch_size})."
+        )

@@ -4,8 +4,8 @@ The door is in Serve's proxy (`proxy.door`) or HAProxy (`proxy.haproxy_rules`). 
 requests of a path as can be answered in time. An answer counts if functions with `@ray_slo.batch`
 were called for it. From other answers, the door learns nothing.
 
-The door says when a request came. A busy replica gets it some time later. The SLO of its
-first calls counts from then. Answers wait for the event loop, so batches end so much earlier.
+The door says when a request came. A busy replica gets it some time later. The SLO of its first
+calls counts from then.
 """
 
 from __future__ import annotations
@@ -15,77 +15,106 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from contextvars import Context, ContextVar
+from typing import Any, Protocol
 
-from ray_slo.core.quantile import FEW_SAMPLES, Quantile
-from ray_slo.serve.deadlines import ARRIVED_HEADER, BATCH_HEADER, MARK_HEADER, note_headers
-from ray_slo.serve.proxy.modes import believes, has_door_before, has_haproxy_of_ours, since
+from ray_slo.serve.deadlines import ARRIVED_HEADER, BATCH_HEADER, note_headers, without_request
+from ray_slo.serve.proxy.modes import has_door_before, since
 
-if TYPE_CHECKING:
-    from ray_slo.serve.batch.batcher import Batcher
-
-_BATCH, _ARRIVED, _MARK = BATCH_HEADER.encode(), ARRIVED_HEADER.encode(), MARK_HEADER.encode()
+_BATCH, _ARRIVED = BATCH_HEADER.encode(), ARRIVED_HEADER.encode()
 _PROCESS = uuid.uuid4().hex[:8]
-_after = Quantile(0.95, prior=FEW_SAMPLES)  # seconds until a caller goes on with its answer
 
 
-class _Uses:
-    """The functions that were called for a request, the time when it came here, and how long before
-    it came to the door (seconds). The latter is 0 after the first answer of a function."""
+class Function(Protocol):
+    """A function with `@ray_slo.batch`."""
+
+    @property
+    def capacity(self) -> tuple[float, float]:
+        """Calls per second that it can answer in time, and their SLO in seconds."""
+
+
+class Uses:
+    """The functions that are called for a request.
+
+    Attributes:
+        before_s: time from the door to this process, in seconds. It is 0 after the first answer of
+            a function, or of the request: later calls come later by themselves.
+        calls: number of calls, by function.
+
+    Args:
+        before_s: see above.
+    """
 
     def __init__(self, before_s: float) -> None:
-        self.came_at, self.before_s = time.monotonic(), before_s
-        self.calls: Counter[Batcher] = Counter()
+        self.before_s = before_s
+        self.calls: Counter[Function] = Counter()
+        self._came_at = self._since = time.monotonic()
+        self._open = 0  # calls without an answer
+        self._inside_s = self._longest_s = self._planned_s = 0.0
+
+    def begin(self, function: Function) -> None:
+        """Note a call."""
+        if not self._open:
+            self._since, self._longest_s = time.monotonic(), 0.0
+        self._open += 1
+        self.calls[function] += 1
+        self._longest_s = max(self._longest_s, function.capacity[1])
+
+    def end(self) -> None:
+        """Note an answer."""
+        self.before_s = 0.0
+        self._open -= 1
+        if not self._open:
+            self._inside_s += time.monotonic() - self._since
+            self._planned_s += self._longest_s
+
+    @property
+    def allowed_s(self) -> float:
+        """Time that a request may take, in seconds: the SLOs of calls one after another, and the
+        time outside of functions."""
+        now, planned_s, inside_s = time.monotonic(), self._planned_s, self._inside_s
+        if self._open:  # a stream
+            planned_s, inside_s = planned_s + self._longest_s, inside_s + now - self._since
+        return planned_s + now - self._came_at - inside_s
 
 
-_uses: ContextVar[_Uses | None] = ContextVar("uses", default=None)
+_uses: ContextVar[Uses | None] = ContextVar("uses", default=None)
 
 
 def note_request(headers: Iterable[tuple[Any, Any]]) -> None:
     """Note that the current context belongs to an HTTP request with these headers."""
-    before_s = _before_s(dict(headers)) if (has_door := has_door_before()) else 0.0
-    # Serve's proxy subtracts this time from the request's own; HAProxy cannot.
-    note_headers(headers, before_s if has_haproxy_of_ours() else 0.0)
-    if has_door:
-        _uses.set(_Uses(before_s))
+    if not has_door_before():
+        note_headers(headers)
+        return
+    # Only a door wrote this header: the middleware before this one removes those of others.
+    arrived = dict(headers).get(_ARRIVED, b"").decode("latin-1")
+    before_s = since(arrived, time.time())
+    note_headers(headers, before_s)
+    _uses.set(Uses(before_s))
 
 
-def _before_s(headers: dict[Any, Any]) -> float:
-    """Return the time since the door got a request, in seconds."""
-    if has_haproxy_of_ours() and not believes(headers.get(_MARK, b"")):
-        return 0.0
-    return since(headers.get(_ARRIVED, b"").decode("latin-1"), time.time())
+def uses() -> Uses | None:
+    """Return what is known of the request of the current context."""
+    return _uses.get()
 
 
-def note_use(batcher: Batcher) -> float:
-    """Note a call of a function for the request of the current context. Return how much of the SLO
-    the request spends outside of the function, in seconds."""
-    if (uses := _uses.get()) is None:
-        return _after.value(0.0)
-    uses.calls[batcher] += 1
-    return uses.before_s + _after.value(0.0)
-
-
-def note_answer(answered_at: float) -> None:
-    """Note that a caller goes on with an answer that it got at this time (`time.monotonic()`
-    seconds)."""
-    _after.add(time.monotonic() - answered_at)
-    if (uses := _uses.get()) is not None:
-        uses.before_s = 0.0
+def without_uses() -> Context:
+    """Return a copy of the current context that belongs to no request."""
+    context = without_request()
+    context.run(_uses.set, None)
+    return context
 
 
 def said() -> list[tuple[bytes, bytes]]:
     """Return the header for the answer to the request of the current context: this process, the
-    requests/s that it can answer, their SLO in milliseconds, and the milliseconds since the request
-    came. No header if no function was called for it, or if it is not known what they can do."""
+    requests/s that it can answer, and the milliseconds that one may take. No header if no function
+    was called for it, or if it is not known what they can do."""
     uses = _uses.get()
-    if uses is None or not uses.calls:
+    if uses is None:
         return []
-    can = [(*batcher.capacity, count) for batcher, count in uses.calls.items()]
-    rate = min(rate / count for rate, _, count in can)
+    uses.before_s = 0.0
+    rates = (function.capacity[0] / count for function, count in uses.calls.items())
+    rate = min(rates, default=math.inf)
     if math.isinf(rate):
         return []
-    slo_ms = 1e3 * max(slo_s for _, slo_s, _ in can)
-    inside_ms = 1e3 * (time.monotonic() - uses.came_at)
-    return [(_BATCH, f"{_PROCESS};{rate:.3f};{slo_ms:.6g};{inside_ms:.6g}".encode())]
+    return [(_BATCH, f"{_PROCESS};{rate:.3f};{1e3 * uses.allowed_s:.3f}".encode())]

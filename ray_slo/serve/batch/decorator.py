@@ -7,7 +7,6 @@ import functools
 import inspect
 import math
 import threading
-import time
 import weakref
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -19,9 +18,10 @@ from ray_slo.core.pages import DEPLOYMENTS, pointed
 from ray_slo.core.profiles import load_profiles, profile_of
 from ray_slo.core.text import quoted, text_of
 from ray_slo.policies.registry import make_policy
-from ray_slo.serve.batch.batcher import Batcher, Call, End, Kind, Settings, code_of, kind_of
-from ray_slo.serve.batch.capacity import note_answer, note_request, note_use, said
-from ray_slo.serve.deadlines import deadline_for, slo_ms_of
+from ray_slo.serve.batch.batcher import Batcher
+from ray_slo.serve.batch.calls import Call, End, Kind, Settings, code_of, kind_of
+from ray_slo.serve.batch.capacity import note_request, said
+from ray_slo.serve.deadlines import slo_ms_of
 from ray_slo.serve.errors import BadInput, ConfigError
 from ray_slo.serve.ray_private import context
 
@@ -75,9 +75,7 @@ class _Batched:
     async def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         batcher, call = self._submit(args, kwargs)
         try:
-            answer = await call.future
-            note_answer(batcher.answered_at)
-            return answer
+            return await call.future
         finally:
             batcher.leave(call)
 
@@ -106,10 +104,6 @@ class _Batched:
             args, kwargs = bound.args, bound.kwargs
         instance = args[0] if self._is_method else None
         batcher = self._batcher(instance)
-        outside_s = note_use(batcher)
-        if slo_s is None:
-            until = deadline_for(self.settings.latency_slo_s - outside_s)
-            slo_s = until - time.monotonic()
         return batcher, batcher.submit(instance, args[skip:], kwargs, slo_s)
 
     def _batcher(self, instance: Any) -> Batcher:

@@ -82,7 +82,8 @@ class AdmissionMiddleware:
         slo_s = self._door.slo_s(place)
         left_s = TimeLimits(headers, proxied=False).budget_s(slo_s)
         is_small = num_bytes is not None and num_bytes <= _SMALL_BYTES
-        whole = slo_s is not None and left_s is not None and is_small
+        is_batch = self._door.is_batch(place)
+        whole = slo_s is not None and left_s is not None and is_small and not is_batch
         try:
             self._door.check(place, arrival, left_s)
             if whole:
@@ -112,7 +113,7 @@ class AdmissionMiddleware:
             headers.append((_WHOLE, b"1" if whole else b"0"))
             if refused := self._door.refused_before(place):
                 headers.append((_REFUSED, str(refused).encode()))
-            if self._door.is_batch(place):
+            if is_batch:
                 headers.append((_ARRIVED, stamp(time.monotonic() - arrival).encode()))
             # Serve pickles the scope for a replica, which has no use for these functions.
             scope = {**scope, "headers": headers, ARRIVAL: arrival, LEAVING: []}
@@ -138,7 +139,7 @@ class AdmissionMiddleware:
                     inside_s = None if inside is None else float(inside) / 1e3
                     self._door.heard(place, said.decode(), took_s, inside_s)
                 elif (said := found.get(_BATCH)) is not None:
-                    self._door.heard_of_batch(place, said.decode(), took_s)
+                    self._door.heard_of_batch(place, said.decode())
                 if said is not None:
                     rest = [h for h in message["headers"] if h[0].lower() not in _OF_THE_DOOR]
                     message = {**message, "headers": rest}

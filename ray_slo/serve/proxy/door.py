@@ -55,14 +55,12 @@ class Facts(NamedTuple):
     Attributes:
         known: capacity of its frontends, or of its batch functions.
         slo_s: SLO of its model, in seconds.
-        is_ours: whether an application of ray-slo answers there.
         max_body_bytes: largest body that the frontends accept, in bytes.
         max_json_bytes: largest JSON body that they accept, in bytes.
     """
 
     known: Known
     slo_s: float
-    is_ours: bool = False
     max_body_bytes: float = math.inf
     max_json_bytes: float = math.inf
 
@@ -88,6 +86,8 @@ class ProxyDoor:
         self._door.gate.window = _FIRST
         self._cut_at = 0.0
         self._places: Recent[Place, Facts] = Recent(PLACES_KEPT)  # confirmed ones
+        # Those of functions with `@ray_slo.batch`. There may be one for each path with an id.
+        self._batches: Recent[Place, Facts] = Recent(PLACES_KEPT)
         self._ours: Recent[str, float] = Recent(PLACES_KEPT)  # last answers, by route
         # Rates of the replicas with batch functions, and when each last answered, by place.
         self._rates: Recent[Place, dict[str, tuple[float, float]]] = Recent(PLACES_KEPT)
@@ -99,10 +99,12 @@ class ProxyDoor:
         return self._door.gate
 
     def slo_s(self, place: Place) -> float | None:
-        """Return the SLO of the place's model, in seconds. None if no application of ray-slo is
-        known there."""
-        seen = self._places.get(place)
-        return None if seen is None or not seen.is_ours else seen.slo_s
+        """Return the SLO of the place, in seconds. None if it is not known."""
+        seen = self._facts(place)
+        return None if seen is None else seen.slo_s
+
+    def _facts(self, place: Place) -> Facts | None:
+        return self._places.get(place) or self._batches.get(place)
 
     def check(self, place: Place, arrival: float, budget_s: float | None) -> None:
         """Check whether a request could be in time, before its body is read.
@@ -110,7 +112,7 @@ class ProxyDoor:
         Raises:
             RefusedEarly: it could not.
         """
-        seen = self._places.get(place)
+        seen = self._facts(place)
         if seen is None or budget_s is None:
             return
         try:
@@ -148,7 +150,7 @@ class ProxyDoor:
             BodyTooLarge: its body is too large.
         """
         while True:
-            seen, began = self._places.get(place), time.monotonic()
+            seen, began = self._facts(place), time.monotonic()
             if seen is not None:
                 seen.check_size(num_bytes, is_json)
             if seen is not None and budget_s is None:
@@ -172,14 +174,14 @@ class ProxyDoor:
                 raise
 
     def _rank(self, place: Place, is_ours: bool) -> Rank:
-        if place in self._places:
+        if self._facts(place) is not None:
             return Rank.KNOWN
         is_strange = is_ours or place.route is None or self._is_ours(place.route)
         return Rank.STRANGE if is_strange else Rank.ELSEWHERE
 
     def is_batch(self, place: Place) -> bool:
         """Return whether functions with `@ray_slo.batch` answer there."""
-        return (seen := self._places.get(place)) is not None and not seen.is_ours
+        return place not in self._places and place in self._batches
 
     def _is_ours(self, route: str) -> bool:
         return time.monotonic() - self._ours.get(route, -math.inf) < OURS_S
@@ -214,16 +216,15 @@ class ProxyDoor:
         if is_news:
             self.gate.call_again(lambda t: t.place == place or t.place.route == route)
 
-    def heard_of_batch(self, place: Place, said: str, took_s: float | None) -> None:
+    def heard_of_batch(self, place: Place, said: str) -> None:
         """Learn from an answer for which a replica called functions with `@ray_slo.batch`.
 
         Args:
-            said: an id of the replica, the requests/s that it can answer, their SLO in ms, and the
-                time in the replica in ms, separated by semicolons.
-            took_s: as in `heard`.
+            said: an id of the replica, the requests/s that it can answer, and the ms that one may
+                take, separated by semicolons.
         """
         replica, *numbers = said.split(";")
-        rate, slo_ms, inside_ms = map(float, numbers)
+        rate, slo_ms = map(float, numbers)
         now = time.monotonic()
         lately = {
             name: (its, at)
@@ -232,10 +233,9 @@ class ProxyDoor:
         }
         lately[replica] = rate, now
         self._rates[place] = lately
-        known = Known(sum(its for its, _ in lately.values()), who=place.route)
-        self._places[place] = Facts(known, slo_ms / 1e3)
-        if took_s is not None:
-            self._adapt(slo_ms / 1e3, took_s, inside_ms / 1e3)
+        # Of other paths of the deployment, nothing is known.
+        known = Known(sum(its for its, _ in lately.values()), who=str(place))
+        self._batches[place] = Facts(known, slo_ms / 1e3)
 
     def _learn(self, place: Place, said: str, took_s: float | None, inside_s: float | None) -> bool:
         """Keep the facts of a place. Return whether it was unknown."""
@@ -247,7 +247,7 @@ class ProxyDoor:
             least_s = took_s if not least_s else min(_FORGET * least_s, took_s)
         least_s = min(least_s, _LEAST_OF_SLO * slo_ms / 1e3)
         answers = Known(rate, int(most), least_s, place.route)
-        self._places[place] = Facts(answers, slo_ms / 1e3, True, max_body_bytes, max_json_bytes)
+        self._places[place] = Facts(answers, slo_ms / 1e3, max_body_bytes, max_json_bytes)
         if took_s is not None and inside_s is not None:
             self._adapt(slo_ms / 1e3, took_s, inside_s)
         return seen is None

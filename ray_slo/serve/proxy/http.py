@@ -27,6 +27,7 @@ from ray_slo.core.recent import Recent
 from ray_slo.core.seldom import Seldom
 from ray_slo.serve.deadlines import (
     ANSWERED_S,
+    ARRIVED_HEADER,
     ATTEMPT_HEADER,
     CAPACITY_HEADER,
     CLASS_HEADER,
@@ -56,7 +57,7 @@ _EARLY_S = 0.02  # Serve's timer may fire this much too early
 
 WAITED_S = 0.002  # shorter waits before this middleware are not subtracted
 
-_TIMEOUT = TIMEOUT_HEADER.encode()
+_TIMEOUT, _ARRIVED = TIMEOUT_HEADER.encode(), ARRIVED_HEADER.encode()
 _ATTEMPT = ATTEMPT_HEADER.encode()
 _CAPACITY, _CLASS, _KNOWN = CAPACITY_HEADER.encode(), CLASS_HEADER.encode(), KNOWN_HEADER.encode()
 _WHOLE, _MARK = WHOLE_HEADER.encode(), MARK_HEADER.encode()
@@ -177,6 +178,8 @@ class FailoverMiddleware:
             exchange.again()
             waited_s = exchange.waited_s
             spent_s = waited_s if i > 0 or waited_s > WAITED_S else 0.0
+            if _ARRIVED in said:  # the replica subtracts the time since then
+                spent_s = 0.0
             if i and budget_s is not None and spent_s >= budget_s:
                 break
             # The model's SLO counts from the time when the proxy has the request.

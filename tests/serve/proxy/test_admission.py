@@ -103,7 +103,7 @@ async def test_more_than_workers_can_do_are_refused_before_they_cost_anything():
 async def test_so_are_those_for_functions_with_the_batch_decorator():
     """Other paths of such a deployment are as free as without a door, and it is no application of
     ray-slo: nothing is sent to it again."""
-    app = App(capacity="replica;10;400;1")
+    app = App(capacity="replica;10;400")
     app.header = b"x-batch-capacity"
     door = AdmissionMiddleware(app)
     status, headers, _ = await ask(door)
@@ -122,7 +122,7 @@ async def test_so_are_those_for_functions_with_the_batch_decorator():
 
 @in_loop
 async def test_batch_functions_learn_how_long_ago_a_request_came():
-    app = App(capacity="replica;10;400;1")
+    app = App(capacity="replica;10;400")
     app.header = b"x-batch-capacity"
     door = AdmissionMiddleware(app)
     made_up = [*HEADERS, (b"x-slo-arrived", b"1;mine")]

@@ -49,28 +49,19 @@ def test_replicas_with_batch_functions_count_while_they_answer(monkeypatch):
     door = ProxyDoor()
 
     def known():
-        return door._places[M].known
+        return door._batches[M].known
 
-    door.heard_of_batch(M, "a;10;400;3", 0.02)
-    assert known() == Known(10.0, who="/p")
-    assert door.slo_s(M) is None  # bodies are not read within an SLO that may not be theirs
-    door.heard_of_batch(M, "b;20;400;3", None)
+    door.heard_of_batch(M, "a;10;400")
+    assert known() == Known(10.0, who=str(M))
+    assert (door.slo_s(M), door.is_batch(M)) == (0.4, True)
+    door.heard_of_batch(M, "b;20;400")
     assert known().rate == 30.0
     now += 5.0
-    door.heard_of_batch(M, "b;30;400;3", 0.02)
+    door.heard_of_batch(M, "b;30;400")
     assert known().rate == 40.0
     now += 6.0
-    door.heard_of_batch(M, "b;30;400;3", 0.02)
+    door.heard_of_batch(M, "b;30;400")
     assert known().rate == 30.0  # the other one has gone, or nothing comes to it
-
-
-def test_fewer_go_on_at_a_time_if_the_way_to_batch_functions_is_slow():
-    door = ProxyDoor()
-    first = door.gate.window
-    door.heard_of_batch(M, "a;10;400;300", 0.32)
-    assert door.gate.window > first
-    door.heard_of_batch(M, "a;10;400;20", 0.32)
-    assert door.gate.window < first
 
 
 def http(refused):
