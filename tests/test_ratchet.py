@@ -22,11 +22,11 @@ ROOT = Path(__file__).parents[1] / "ray_slo"
 CODE_LINES = {
     ".": 44,
     "cli": 3210,
-    "core": 2962,  # the rate of batch functions whose larger batches are unmeasured
+    "core": 2963,  # the rate of batch functions whose larger batches are unmeasured
     "demo": 2274,
     "load": 599,
     "models": 2515,
-    "planning": 8231,  # when a brain is asked, once for the live planner and the simulator
+    "planning": 8253,  # when a brain is asked; workers and groups at zero, and moves that failed
     "policies": 6571,
     "record": 948,
     "serve": 2154,  # two times after a deadline, once for frontends and HAProxy
@@ -35,14 +35,14 @@ CODE_LINES = {
     "serve/channels": 781,
     "serve/config": 1317,
     "serve/frontend": 2594,  # imports one of them
-    "serve/planner": 1545,
+    "serve/planner": 1548,
     "serve/protos": 20,
     "serve/proxy": 1884,  # the door tells batch functions when a request came
     "serve/ray_private": 1087,  # headers of answers of user code
     "serve/scheduler": 1353,  # one that serves leads on; a slow frontend is known to be slow
     "serve/watch": 1850,
     "serve/worker": 1283,  # OpenMP has a number of threads per thread that calls it
-    "simulation": 4990,
+    "simulation": 4993,
 }
 SPARE_LINES = 20  # or 1 %: a record is at most so much too high
 

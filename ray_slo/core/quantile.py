@@ -9,7 +9,8 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-FEW_SAMPLES = 20  # of a delay. With fewer samples, a long one may be a cold start
+FEW_SAMPLES = 41  # of a delay. With fewer samples, two long ones do not change a 95th percentile
+_LEAST_THIRD = 10  # samples of a third, for a slope
 
 
 def quantile(samples: Iterable[float], q: float) -> float:
@@ -27,8 +28,8 @@ class Quantile:
     """Quantile of the last `window` samples.
 
     Args:
-        prior: until there are `prior` samples, the default replaces missing ones. A single cold
-            start must not decide.
+        prior: until there are `prior` samples, the default replaces missing ones. A cold start must
+            not decide.
     """
 
     def __init__(self, q: float, window: int = 128, prior: int = 0) -> None:
@@ -101,7 +102,7 @@ def _resistant_slope(sizes: NDArray[np.float64], values: NDArray[np.float64]) ->
     low, high = np.quantile(sizes, [1 / 3, 2 / 3])
     small, large = values[sizes <= low], values[sizes >= high]
     apart = float(sizes[sizes >= high].mean() - sizes[sizes <= low].mean())
-    if apart < 1 or min(len(small), len(large)) < FEW_SAMPLES // 2:
+    if apart < 1 or min(len(small), len(large)) < _LEAST_THIRD:
         return 0.0
     rise = float(np.median(large) - np.median(small))
     return rise / apart if rise > 3 * math.hypot(_chance(small), _chance(large)) else 0.0

@@ -7,6 +7,7 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from ray_slo.core.policy import Policy
 from ray_slo.core.requests import BatchStatus, Request, Upstream
 from ray_slo.core.trees import Tree, root_and_class
 from ray_slo.planning.brains.asking import Asking, Question
-from ray_slo.planning.brains.brain import FIRST, Brain, Key, Seen, Verdict
+from ray_slo.planning.brains.brain import FIRST, Brain, Key, NotYet, Seen, Verdict
 from ray_slo.record.rows import Recording
 from ray_slo.simulation.books import PolicyError
 from ray_slo.simulation.engine import Batch, Event, Run, Slot
@@ -297,20 +298,22 @@ class ApplicationRun(Run):
         self.asking.brain.counted(self.now, over_s, counts)
         seen = self._told(self.fleet.seen(to_plan=True))
         if not self._solving and (trigger := self.asking.due(self.now, seen)):
-            self._plan(self._ask(self.now, trigger, seen))
+            with suppress(NotYet):
+                self._plan(self._ask(self.now, trigger, seen))
         elif self._grouped is not None:  # a group may have no more requests of a moved model
             self._follow()
         self._next_look()
 
     def _ask(self, now: float, trigger: str, seen: Seen) -> Question:
         assert self.asking is not None
-        running = dict.fromkeys(self.shape.kinds, 0)
-        for says in seen.workers.values():
-            running[says.kind] += bool(says.assigned)
+        there = Counter(says.kind for says in seen.workers.values() if says.assigned)
+        running = {kind: there[kind] for kind in self.shape.kinds}
+        error = self.asking.error
         asked = self.asking.ask(now, trigger, seen, running)
-        row: dict[str, Any] = {"asked_s": now, "why": trigger, "error": asked.error}
-        row |= {"demand": asked.inputs["demand"], "running": sum(running.values())}
-        self.rows.append(row)
+        if asked.error and asked.error == error:  # it may happen every second
+            return asked
+        row = {"asked_s": now, "why": trigger, "error": asked.error, "running": there.total()}
+        self.rows.append({**row, "demand": asked.inputs["demand"]})
         return asked
 
     def _plan(self, asked: Question) -> None:

@@ -13,6 +13,8 @@ STAMPS = {
     "serve/watch/log_writer.py",  # names of files, and when a log began
     "serve/ray_private/ingress.py",  # lines of the access log
     "serve/scheduler/flights.py",
+    "serve/batch/capacity.py",  # when a request came to the door
+    "serve/proxy/modes.py",
     "serve/config/spec.py",  # which of two releases is newer, in an actor that just started
     "serve/watch/spans.py",
     "serve/watch/tracing.py",

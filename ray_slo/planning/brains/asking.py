@@ -3,13 +3,16 @@ this. They differ in the clock, and in where a problem is solved. Pure."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ray_slo.planning.brains.brain import Brain, Seen, Verdict
+from ray_slo.planning.brains.brain import Brain, NotYet, Seen, Verdict
 from ray_slo.record.plans import Outline, Planned
+
+logger = logging.getLogger(__name__)
 
 PERIOD = "period"
 _RETRY_S = 10.0  # time until the next attempt after planning failed
@@ -92,8 +95,13 @@ class Asking:
             problem = self.brain.problem(now, seen)
         except ValueError as reason:
             error = str(reason)
-        asked = self.asked(now, trigger, seen, running, problem, error)
+        except NotYet:
+            raise
+        except Exception as reason:
+            logger.exception("there is no problem to solve; the last plan holds")
+            error, self._failed = f"planning failed: {type(reason).__name__}: {reason}", True
         self.asked_at = now
+        asked = self.asked(now, trigger, seen, running, problem, error)
         if error and error != self.error:  # it may happen every second
             self._note(asked, error=error)
         self.error = error or self.error

@@ -28,6 +28,7 @@ plan for the workers that run now gives their work until the others are ready.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -53,7 +54,7 @@ from ray_slo.planning.brains.brain import (
 from ray_slo.planning.brains.homes import Homes
 from ray_slo.planning.brains.known import Known
 from ray_slo.planning.brains.leaving import Leaving, staying
-from ray_slo.planning.brains.measure import Measuring, in_turn, loadable
+from ray_slo.planning.brains.measure import Measuring, also_measure, in_turn, loadable
 from ray_slo.planning.brains.reserve import with_reserve
 from ray_slo.planning.brains.steps import Steps
 from ray_slo.planning.brains.streams import Streams
@@ -87,6 +88,8 @@ class AutoBrain(Brain):
         self._now = -math.inf
         self._settled_since = math.inf  # since when all planned workers serve, seconds
         self._workers = 0  # number of workers at the last look
+        self._follows = False  # whether an earlier planner had workers
+        self._deserted = False  # whether all workers went, at the last look
         self._ready: Mapping[str, int] = {}  # serving workers at the last look, by kind
 
     @property
@@ -99,6 +102,7 @@ class AutoBrain(Brain):
         for name in self._kinds:
             self._measuring.setdefault(name, Measuring())
         self._known.problem, self._known.profiles = setting.problem, setting.profiles
+        self._streams.idle_s = setting.idle_s
         for name, demand in setting.problem.demand.items():
             self._streams[name].expected = demand.rate
         for name, target in self._targets.items():
@@ -125,13 +129,15 @@ class AutoBrain(Brain):
     def _look(self, now: float, seen: Seen) -> None:
         """Note which workers are ready, and whether they are as many as planned."""
         self._now, self._workers = max(self._now, now), len(seen.workers)
+        self._follows |= seen.successor
+        self._deserted = bool(seen.profiles) and not seen.workers
         self._known.look(seen)
         self._ready = self._present(seen)
         self._homes.look(now, seen)
         if self._solved is None or self._job is None:
             return
         wanted = best(self._solved.whole).workers
-        present = self._present(seen)
+        present = Counter(says.kind for says in seen.workers.values() if says.ready)
         if all(present.get(kind, 0) >= n for kind, n in wanted.items()):
             self._settled_since = min(self._settled_since, now)
         else:
@@ -232,8 +238,11 @@ class AutoBrain(Brain):
                 stream.factor, stream.factor_at = factor, problem.now
         nobody = len(problem.idle) == len(problem.factors)
         for kind, workers in best(answer.whole).workers.items():
+            if kind not in self._setting.scales:
+                continue
             if kind not in self._targets:
-                first = problem.present.get(kind, 0) or self._setting.first_workers.get(kind, 0)
+                began = {} if self._follows else self._setting.first_workers
+                first = problem.present.get(kind, 0) or began.get(kind, 0)
                 self._targets[kind] = Target(first, *self._delays(kind))
             self._targets[kind].wants(problem.now, workers, at_once=nobody)
         why = best(answer.whole).explanation
@@ -263,7 +272,8 @@ class AutoBrain(Brain):
         # Without any worker, no latency can be measured.
         waiting = any(self._streams[stream].seen for stream in self._streams)
         began_with = any(self._setting.first_workers.get(k, 1) for k in self._kinds)
-        return 1 if waiting and not began_with and not self._workers else None
+        nobody = self._deserted or (not began_with and not self._workers)
+        return 1 if waiting and nobody else None
 
     def wanted(self, now: float, seen: Seen, hopeless: bool) -> dict[str, Wanted]:
         told = self._orders(now, seen, hopeless)
@@ -295,7 +305,7 @@ class AutoBrain(Brain):
             free = {w: says for w, says in seen.workers.items() if fits.get(says.kind)}
             told = {w: Wanted((), self._all(seen, says.kind)) for w, says in free.items()}
             for kind in choosing:
-                self._also_measure(seen, kind, told)
+                also_measure(self._known, seen, kind, told)
             rest = {w: says for w, says in seen.workers.items() if w not in free}
             return told | (self._placed(now, seen, hopeless, rest) if rest else {})
         return self._placed(now, seen, hopeless, seen.workers)
@@ -332,7 +342,7 @@ class AutoBrain(Brain):
         for worker in [w for w in told if seen.workers[w].kind in self._choosing]:
             told[worker] = told[worker]._replace(assigned=())
         for kind in self._kinds:
-            self._also_measure(seen, kind, told)
+            also_measure(self._known, seen, kind, told)
         asked = self._setting.problem
         if asked.accuracy_floor or not asked.headroom:  # with a floor, the policy chooses
             return told
@@ -363,15 +373,6 @@ class AutoBrain(Brain):
             shares = measuring.shares(its, turns, avoided, expected)
             answer |= {w: Wanted((), variants) for w, variants in shares.items()}
         return answer
-
-    def _also_measure(self, seen: Seen, kind: str, told: dict[str, Wanted]) -> None:
-        """Let one idle worker of a kind load a variant that was not measured on that kind. If no
-        worker is idle, nothing changes."""
-        its = [w for w in told if seen.workers[w].kind == kind]
-        if its and (unknown := self._known.unknown(seen, kind)):
-            worker = min(its, key=lambda w: (bool(told[w].assigned), w))
-            keep = dict.fromkeys((*told[worker].keep, unknown[0]))
-            told[worker] = told[worker]._replace(keep=tuple(keep))
 
     # -- status ----------------------------------------------------------------------
 

@@ -47,6 +47,7 @@ _DRAIN_S = 60.0  # the longest time to drain a model's requests from a group
 # worker that cannot load it.
 _PATIENCE_S = 60.0
 _LOADS_S = 300.0  # a move that takes longer is given up
+_STUCK_S = 600.0  # after this time, a group may be tried again that could not load a model
 _GROUPS_S = 30.0  # the longest time that a first plan waits for workers of all groups
 _REVIEW_S = 60.0  # the shortest time between two moves
 
@@ -106,7 +107,7 @@ class Homes:
     Attributes:
         layout: wanted group of each model.
         sizes: wanted number of workers of each group of a pool.
-        stuck: pairs of a model and a group that could not load it.
+        stuck: pairs of a model and a group that could not load it, and when (seconds).
         moves: number of moves of units so far.
     """
 
@@ -132,10 +133,9 @@ class Homes:
         self._moving_since: dict[tuple[str, ...], float] = {}
         self._moved_at: float | None = None
         self._found: dict[str, tuple[str | None, set[str]]] = {}  # workers' first group and models
-        self.stuck: set[tuple[str, str]] = set()
-        self.moves = 0
+        self.stuck: dict[tuple[str, str], float] = {}
         self._waits_since: float | None = None
-        self._number = 1
+        self._number, self.moves = 1, 0
         # Once True, it stays True: a lost worker does not count, because Serve replaces it.
         self._complete = self._placed = False
 
@@ -178,8 +178,9 @@ class Homes:
         if not self.unplaced and not self.may_move(now):
             return replace(problem, group_of=dict(self.layout))
         allowed = dict(problem.allowed_groups)
-        for model in {model for model, _ in self.stuck}:
-            may = [g for g in problem.groups if (model, g) not in self.stuck]
+        stuck = {pair for pair, since in self.stuck.items() if now - since < _STUCK_S}
+        for model in {model for model, _ in stuck}:
+            may = [g for g in problem.groups if (model, g) not in stuck]
             its = allowed.get(model, problem.groups)
             allowed[model] = tuple(g for g in its if g in may) or its
         now_in = {m: g for m, g in self.layout.items() if m not in self._listed}
@@ -386,7 +387,7 @@ class Homes:
                 logger.info("%s: served by %s now, no more by %s", ", ".join(unit), new, old)
             elif late and failed:
                 logger.warning("%s could not be moved to %s; it stays", ", ".join(unit), new)
-                self.stuck |= {(model, new) for model in unit}
+                self.stuck |= {(model, new): now for model in unit}
                 self.layout |= dict.fromkeys(unit, old)
                 self._moved_at = now
                 del self._moving_since[unit]
@@ -447,6 +448,9 @@ class Homes:
 def _cannot_load(
     unit: tuple[str, ...], group: str, model_of: Mapping[str, str], seen: Seen
 ) -> bool:
-    """Return whether no worker of a group can load a unit: each has reported an error."""
+    """Return whether no worker of a group can load a unit: there are some, and each has reported an
+    error."""
     there = [says for says in seen.workers.values() if says.group == group]
-    return all(any(model_of.get(variant) in unit for variant in says.errors) for says in there)
+    return bool(there) and all(
+        any(model_of.get(variant) in unit for variant in says.errors) for says in there
+    )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from itertools import zip_longest
 
-from ray_slo.planning.brains.brain import WorkerSays
+from ray_slo.planning.brains.brain import Seen, Wanted, WorkerSays
+from ray_slo.planning.brains.known import Known
 
 
 class Measuring:
@@ -72,3 +73,14 @@ def loadable(owner: Mapping[str, str], avoided: Collection[str]) -> tuple[str, .
     usable = {v for v in owner if v not in avoided}
     owners = {owner[v] for v in usable}
     return tuple(v for v, its in owner.items() if v in usable or its not in owners)
+
+
+def also_measure(known: Known, seen: Seen, kind: str, told: dict[str, Wanted]) -> None:
+    """Let one worker of a kind load a variant that was not measured on that kind, if there is
+    memory. If there is an idle worker, it is this one."""
+    its = [w for w in told if seen.workers[w].kind == kind]
+    if its and (unknown := known.unknown(seen, kind)):
+        worker = min(its, key=lambda w: (bool(told[w].assigned), w))
+        keep = tuple(dict.fromkeys((*told[worker].keep, unknown[0])))
+        if known.fit(seen, frozenset(keep), kind):
+            told[worker] = told[worker]._replace(keep=keep)

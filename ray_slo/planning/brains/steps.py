@@ -90,7 +90,8 @@ class Steps:
         goal = frozenset(slot.variants)
         if not fits(says.loaded | goal, says.kind) and not says.loaded <= goal:
             return _let_go(says, slot) if breaks else self._in_turn(says, slot, fits)
-        now = {part.variant for part in says.assigned} & says.loaded
+        # Without an assignment, it serves all that it has loaded.
+        now = ({part.variant for part in says.assigned} or says.loaded) & says.loaded
         leaving = {self._model_of[v] for v in now} - {self._model_of[v] for v in goal}
         leaving &= self._needed
         if breaks or all(self._is_served(m, says.worker, serving, goals) for m in leaving):

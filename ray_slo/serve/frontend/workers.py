@@ -278,6 +278,7 @@ class Workers:
     async def _join(self, handle: Any) -> None:
         beat: Heartbeat = await handle.introduce.remote()
         await self._channel.join(beat)
+        self._connections.to(beat.kind, beat.worker)  # the first batch does not wait for it
 
     async def _watch_startup(self) -> None:
         """Find out what can be served, and why the rest cannot, until everything can."""

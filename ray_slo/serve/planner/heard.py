@@ -15,6 +15,8 @@ from ray_slo.planning.brains.brain import Counts, FrontendSays, Key, Seen, Worke
 
 logger = logging.getLogger(__name__)
 
+_REPORTS_S = 2.0  # a frontend reports more often than this
+
 
 @dataclass
 class _Worker:
@@ -119,7 +121,10 @@ class Heard:
         if before is None:
             self.frontends[says.client] = Frontend(says, now)
             return None
-        over_s = max(now - before.seen_at, 1e-3) / len(self.frontends)
+        # One that is gone has left its requests to the others.
+        others = [f for f in self.frontends.values() if f is not before]
+        there = 1 + sum(now - other.seen_at < _REPORTS_S for other in others)
+        over_s = max(now - before.seen_at, 1e-3) / there
         counts = says.counts.since(before.says.counts)
         before.says, before.seen_at = says, now
         return over_s, counts

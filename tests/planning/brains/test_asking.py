@@ -120,6 +120,14 @@ def test_after_a_failure_the_last_plan_holds_and_news_wait():
     assert (asking.error, asking.due(14.0, SEEN)) == (None, "demand changed")
 
 
+def test_a_problem_that_cannot_be_made_is_a_failure_too():
+    brain, asking = asking_of()
+    plan(asking, 0.0)
+    brain.fails, brain.news = KeyError("m"), "demand changed"
+    assert ask(asking, 3.0).error == asking.error == "planning failed: KeyError: 'm'"
+    assert [asking.due(now, SEEN) for now in (4.0, 12.9, 13.0)] == ["", "", "period"]
+
+
 def test_answers_are_logged_with_what_they_change():
     lines = []
     brain, asking = asking_of(log=lines.append)

@@ -105,6 +105,15 @@ def test_every_worker_keeps_all_where_the_policy_chooses():
     assert brain.target("other") is None
 
 
+def test_a_planner_that_is_restarted_at_zero_workers_starts_one_for_the_next_request():
+    brain = plain()
+    brain.wanted(0.0, seen_of(profiles={}), False)
+    brain.counted(1.0, 0.5, Counts({"m": 3}))
+    assert brain.target("cpu") is None  # nobody was ever there: the first ones are still coming
+    brain.wanted(1.0, seen_of(), False)  # a frontend knows profiles
+    assert brain.target("cpu") == 1
+
+
 def test_no_more_workers_are_wanted_than_serve_can_run():
     host = Host(plain(), workers(1))
     host.run(5, 300)

@@ -122,7 +122,7 @@ def test_a_model_whose_new_group_has_no_workers_stays():
     world.homes.place(0.0, {"m": "a"})
     world.step()
     world.homes.place(world.now, {"m": "b"})
-    for _ in range(62):
+    for _ in range(302):
         world.step()
         assert world.routes == {"m": "a"}
     assert world.homes.layout == {"m": "a"}

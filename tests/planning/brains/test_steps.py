@@ -48,6 +48,20 @@ def steps(workers, placed, starting=(), rounds=30):
     return served
 
 
+def test_workers_whose_policy_chooses_let_go_only_what_others_serve():
+    def free(worker, *loaded):
+        return says(worker, *loaded)._replace(assigned=())
+
+    made, placed = Steps(MODELS), {"v": slot("a0", "c0"), "w": slot("b0", "c0")}
+
+    def told(**workers):
+        return made.towards(placed, workers, workers, lambda variants, kind: True, False)["v"].keep
+
+    v = free("v", "a0", "b0", "c0")
+    assert set(told(v=v, w=free("w", "c0"))) == {"a0", "b0", "c0"}
+    assert set(told(v=v, w=free("w", "b0", "c0"))) == {"a0", "c0"}
+
+
 def is_done(workers, placed):
     return all(set(slot.variants) <= workers[w].loaded for w, slot in placed.items())
 

@@ -1,9 +1,9 @@
-"""The planner's use of the memory that workers measured."""
+"""What the planner makes of the reports of workers and frontends."""
 
 from __future__ import annotations
 
 from ray_slo.core import LatencyProfile
-from ray_slo.planning.brains.brain import WorkerSays
+from ray_slo.planning.brains.brain import Counts, FrontendSays, WorkerSays
 from ray_slo.serve.planner.heard import Heard
 
 PROFILE = LatencyProfile([0.01])
@@ -27,6 +27,14 @@ def heard(*said):
         planner.worker(worker, 1.0, planned=True)
     planner.learn()
     return planner
+
+
+def test_a_frontend_that_is_gone_has_left_its_requests_to_the_others():
+    planner = heard()
+    for client in ("a", "b"):
+        planner.frontend(FrontendSays(client, Counts(), ""), 0.0)
+    found = [planner.frontend(FrontendSays("a", Counts(), ""), at) for at in (0.5, 1.5, 2.0, 2.5)]
+    assert [over_s for over_s, _ in found] == [0.25, 0.5, 0.5, 0.5]
 
 
 def test_the_median_of_what_workers_measured_and_the_least_room():
