@@ -178,8 +178,8 @@ class FailoverMiddleware:
             exchange.again()
             waited_s = exchange.waited_s
             spent_s = waited_s if i > 0 or waited_s > WAITED_S else 0.0
-            if _ARRIVED in said:  # the replica subtracts the time since then
-                spent_s = 0.0
+            if _ARRIVED in said and place not in self._ours:
+                spent_s = 0.0  # a function with `@ray_slo.batch` subtracts the time since then
             if i and budget_s is not None and spent_s >= budget_s:
                 break
             # The model's SLO counts from the time when the proxy has the request.

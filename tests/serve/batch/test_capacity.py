@@ -169,11 +169,13 @@ def test_if_answers_wait_for_the_event_loop_batches_end_sooner(behind_proxies):
 def test_a_long_wait_for_the_event_loop_does_not_refuse_for_ever(behind_proxies):
     same = batched(400, 0.05)
 
+    async def busy():
+        await same(1)
+        time.sleep(2.0)  # noqa: ASYNC251
+
     async def main():
         for _ in range(30):
-            await same(1)
-            asyncio.get_running_loop().call_soon(time.sleep, 2.0)
-            await asyncio.sleep(0)
+            await asyncio.gather(busy(), busy())  # the second one goes on after 2 s
         for _ in range(5):
             await same(1)
 
