@@ -145,7 +145,7 @@ class Batcher:
                 latency_slo_ms=1e3 * max(slo_s, 0.0),
             )
         if of_request is not None:
-            of_request.begin(self)
+            of_request.begin(self, self._settings.latency_slo_s)
         kept_s = slo_s * self._settings.margin + min(self._after.value(0.0), _AFTER * left_s)
         request = Request(next(self._ids), self._name, now, now + left_s - kept_s)
         call = Call(
@@ -177,12 +177,12 @@ class Batcher:
             self._let_go(call)
 
     @property
-    def capacity(self) -> tuple[float, float]:
-        """Calls per second that the method can answer in time, and their SLO in seconds. The former
-        has room for the calls that form larger batches than any before (`Belief.rate_within`)."""
+    def capacity(self) -> float:
+        """Calls per second that the method can answer in time. It is infinite before the first
+        batch, and has room for larger ones than any before (`Belief.rate_within`)."""
         settings = self._settings
         rate = self.belief.rate_within(settings.latency_slo_s, settings.max_batch_size)
-        return settings.max_concurrent_batches * rate, settings.latency_slo_s
+        return settings.max_concurrent_batches * rate
 
     def settings_changed(self) -> None:
         self._announce(force=True)

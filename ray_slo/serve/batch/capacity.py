@@ -29,8 +29,8 @@ class Function(Protocol):
     """A function with `@ray_slo.batch`."""
 
     @property
-    def capacity(self) -> tuple[float, float]:
-        """Calls per second that it can answer in time, and their SLO in seconds."""
+    def capacity(self) -> float:
+        """Calls per second that it can answer in time."""
 
 
 class Uses:
@@ -52,13 +52,13 @@ class Uses:
         self._open = 0  # calls without an answer
         self._inside_s = self._longest_s = self._planned_s = 0.0
 
-    def begin(self, function: Function) -> None:
-        """Note a call."""
+    def begin(self, function: Function, slo_s: float) -> None:
+        """Note a call of a function with this SLO, in seconds."""
         if not self._open:
             self._since, self._longest_s = time.monotonic(), 0.0
         self._open += 1
         self.calls[function] += 1
-        self._longest_s = max(self._longest_s, function.capacity[1])
+        self._longest_s = max(self._longest_s, slo_s)
 
     def end(self) -> None:
         """Note an answer."""
@@ -113,7 +113,7 @@ def said() -> list[tuple[bytes, bytes]]:
     if uses is None:
         return []
     uses.before_s = 0.0
-    rates = (function.capacity[0] / count for function, count in uses.calls.items())
+    rates = (function.capacity / count for function, count in uses.calls.items())
     rate = min(rates, default=math.inf)
     if math.isinf(rate):
         return []

@@ -98,6 +98,16 @@ def test_a_request_goes_to_another_frontend_with_the_same_body_and_less_time():
     assert again["accept"] == "*/*"
 
 
+def test_who_is_not_ours_subtracts_the_time_since_the_door_itself():
+    told = [("x-slo-latency-ms", "1000"), ("x-slo-arrived", "1;door")]
+    proxy = Proxy(ANSWER, [], ANSWER, takes_s=0.05)
+    middleware = FailoverMiddleware(proxy)
+    through(middleware, told, waited_s=0.5)
+    through(middleware, told, waited_s=0.5)  # by now it is known to be ours
+    left_ms = [float(headers["x-slo-latency-ms"]) for headers in proxy.headers]
+    assert left_ms == pytest.approx([1000, 500, 450])
+
+
 def test_every_attempt_has_a_name_and_what_was_in_a_hook_is_not_repeated(monkeypatch):
     suspects = []
     monkeypatch.setattr(failover, "is_suspect", lambda attempt: attempt in suspects)
