@@ -26,7 +26,7 @@ CODE_LINES = {
     "demo": 2274,
     "load": 599,
     "models": 2515,
-    "planning": 8253,  # when a brain is asked; workers and groups at zero, and moves that failed
+    "planning": 8264,  # when a brain is asked; zero; moves that failed; workers that return
     "policies": 6571,
     "record": 948,
     "serve": 2154,  # two times after a deadline, once for frontends and HAProxy
@@ -35,7 +35,7 @@ CODE_LINES = {
     "serve/channels": 781,
     "serve/config": 1317,
     "serve/frontend": 2594,  # imports one of them
-    "serve/planner": 1548,
+    "serve/planner": 1552,  # what frontends remember for the next planner
     "serve/protos": 20,
     "serve/proxy": 1884,  # the door tells batch functions when a request came
     "serve/ray_private": 1087,  # headers of answers of user code

@@ -96,11 +96,6 @@ class PreemptionProfile:
     max_delay: float = 0.05
     max_slowdown: float = 0.05
 
-    @property
-    def meets_limits(self) -> bool:
-        """Whether the chosen number keeps both limits at every measured batch size."""
-        return self.cost(self.chosen) <= 1
-
     def cost(self, exit_points: int) -> float:
         """Return the largest ratio of a delay or slowdown to its limit, over all batch sizes."""
         return _cost(self.points, exit_points, self.max_delay, self.max_slowdown)

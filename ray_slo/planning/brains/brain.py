@@ -10,6 +10,7 @@ die at any time. Its successor continues from the state that workers and fronten
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -24,6 +25,9 @@ RESTARTED = "planner restarted"
 _SETTLE_S = 1.0
 # After a restart, the planner waits this long to measure the demand.
 _LISTEN_S = 3.0
+# After a restart, the planner waits at most this long for workers that ran before. A worker's last
+# call of the dead planner may take 10 s to fail.
+_RETURN_S = 12.0
 
 Key = tuple[str, str]  # (variant, kind of worker)
 
@@ -151,6 +155,9 @@ class FrontendSays(NamedTuple):
             the answer.
         routes: the group to which the frontend sends the requests of each model.
         queued: number of the frontend's requests that wait in a group, by (model, group).
+        running: number of running workers, by kind, as a planner that had a plan last told it.
+        at: time of the counts on the frontend's own clock, in seconds. A report to a planner that
+            is starting arrives seconds later.
     """
 
     client: str
@@ -162,6 +169,8 @@ class FrontendSays(NamedTuple):
     applied: tuple[str, int] = ("", -1)
     routes: Mapping[str, str] = {}
     queued: Mapping[tuple[str, str], int] = {}
+    running: Mapping[str, int] = {}
+    at: float = 0.0
 
 
 class Routing(NamedTuple):
@@ -247,6 +256,16 @@ class Seen:
         workers = any(bool(w.assigned) or w.group is not None for w in self.workers.values())
         return workers or any(says.routes for says in self.frontends.values())
 
+    def has_returned(self, waited_s: float) -> bool:
+        """Whether no more reports are expected of workers that an earlier planner had.
+
+        Args:
+            waited_s: time since the planner started, in seconds.
+        """
+        there = Counter(says.kind for says in self.workers.values())
+        ran = (item for says in self.frontends.values() for item in says.running.items())
+        return waited_s >= _RETURN_S or all(there[kind] >= number for kind, number in ran)
+
 
 class Verdict(NamedTuple):
     """A brain's account of a plan that it adopted.
@@ -317,7 +336,9 @@ class Brain(ABC):
             listened_s: time since the first report of a frontend, in seconds. Without a report, the
                 time since the planner started.
         """
-        return waited_s >= _SETTLE_S and (not seen.successor or listened_s >= _LISTEN_S)
+        if seen.successor and not (listened_s >= _LISTEN_S and seen.has_returned(waited_s)):
+            return False
+        return waited_s >= _SETTLE_S
 
     def begin(self, now: float, seen: Seen) -> str:
         """Start without solving a problem, if possible: from an earlier planner's work, or from the

@@ -126,7 +126,11 @@ class GroupsBrain(Brain):
     def may_begin(self, seen: Seen, waited_s: float, listened_s: float) -> bool:
         # A restarted planner learns the present groups from the workers' reports.
         all_here = len(seen.workers) >= self._setting.workers
-        return bool(seen.frontends) and (all_here or waited_s > _LISTEN_S)
+        return (
+            bool(seen.frontends)
+            and (all_here or waited_s > _LISTEN_S)
+            and seen.has_returned(waited_s)
+        )
 
     def begin(self, now: float, seen: Seen) -> str:
         self._has_begun, self._now = True, max(self._now, now)

@@ -85,12 +85,6 @@ class Table:
         return int(self.variant.shape[0])
 
     @property
-    def satisfied_accuracy_bound(self) -> float:
-        """Lower bound of the accuracy per *arrived* request, in percent. Late requests count zero
-        (§5.1)."""
-        return self.expected_accuracy * (1 - self.violation_rate)
-
-    @property
     def variant_mix(self) -> dict[str, float]:
         """Return the expected share of requests by variant, without shares below 1e-6. The share of
         `DROP` is dropped."""

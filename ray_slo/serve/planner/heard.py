@@ -124,7 +124,7 @@ class Heard:
         # One that is gone has left its requests to the others.
         others = [f for f in self.frontends.values() if f is not before]
         there = 1 + sum(now - other.seen_at < _REPORTS_S for other in others)
-        over_s = max(now - before.seen_at, 1e-3) / there
+        over_s = max(says.at - before.says.at, 1e-3) / there
         counts = says.counts.since(before.says.counts)
         before.says, before.seen_at = says, now
         return over_s, counts

@@ -342,6 +342,7 @@ class FrontendLink:
         self._applied = ("", -1)
         self._remind = False  # whether the planner may be a new one
         self._decided_at: float | None = None
+        self._running: Mapping[str, int] = {}  # number of workers in that plan's time, by kind
         self.shortfall: str | None = None  # the part that the plan cannot serve, with the reason
         self.start_s: float | None = None  # time that a worker needs to start
         self.expected: Mapping[str, Expected] = {}  # predictions for requests, by root
@@ -428,6 +429,8 @@ class FrontendLink:
             self._applied,
             dict(router.routes) if router is not None else {},
             dict(router.queued) if router is not None else {},
+            self._running,
+            now,
         )
 
     async def _report(self) -> None:
@@ -450,6 +453,7 @@ class FrontendLink:
         self._remind = False
         if heard.plan_age_s is not None:
             self._decided_at = time.monotonic() - heard.plan_age_s
+            self._running = {kind: running for kind, (_, running) in heard.replicas.items()}
         self.shortfall, self.start_s = heard.shortfall, heard.start_s
         self.expected = heard.expected
         if heard.profiles is not None:

@@ -40,11 +40,6 @@ class SchedulerLine:
         self._connection = await connect(address) if address else None
 
     @property
-    def is_direct(self) -> bool:
-        """Whether calls go over a socket."""
-        return self._connection is not None and self._connection.is_open
-
-    @property
     def is_running(self) -> bool:
         """Whether the actor is a process of this machine that runs: see `Connection.is_running`."""
         return self._connection is not None and self._connection.is_running

@@ -56,13 +56,14 @@ class Cluster:
     def __init__(self, spec, *workers):
         self.spec, self.had, self.fails = spec, {}, {}
         self.workers = {w: self.new(w) for w in workers}
-        self.requests = 0
+        self.requests, self.ran = 0, 0  # of clients, and workers that an earlier planner had
 
     def new(self, name, **says):
         return WorkerSays(name, "default", version=self.spec.fingerprint, **says)
 
     async def round(self, actor):
         says = FrontendSays("f", Counts({"pipeline": self.requests}), self.spec.fingerprint)
+        says = says._replace(running={"default": self.ran}, at=time.monotonic())
         await actor.frontend(says)
         for name, says in self.workers.items():
             token, wanted = await actor.worker(says, self.had.get(name))
@@ -265,6 +266,32 @@ def test_a_successor_changes_nothing_until_it_has_listened():
             status = await cluster.settle(actor)
             assert cluster.does == {"a": "large", "b": "det"}
             assert status["targets"] == {"default": 2}
+
+    clock.run(scenario())
+
+
+@pytest.mark.parametrize("returns_s", [5.0, 20.0])
+def test_a_successor_waits_for_a_worker_that_reports_later(returns_s):
+    async def scenario():
+        spec = spec_of()
+        cluster = Cluster(spec)
+        cluster.ran = 2
+        for name, variant in (("a", "large"), ("b", "det")):
+            does = {"loaded": frozenset([variant]), "assigned": (Assigned(variant, 1),)}
+            cluster.workers[name] = cluster.new(name, profiles=PROFILES, **does)
+        late = cluster.workers.pop("b")
+        with actor_of(spec) as actor:
+            began = time.monotonic()
+            while time.monotonic() < began + returns_s:
+                await cluster.round(actor)
+            # Some workers never return.
+            assert (actor.planning.planned_at is not None) == (returns_s > 12.0)
+            cluster.workers["b"] = late
+            status = await cluster.until(actor, lambda s: s["plans"] and len(s["workers"]) == 2)
+            assert status["targets"] == {"default": 2}
+            if returns_s < 12.0:
+                assert cluster.does == {"a": "large", "b": "det"}
+                assert cluster.workers["a"].loaded == {"large"}
 
     clock.run(scenario())
 

@@ -55,6 +55,7 @@ class Cluster:
             applied=self.applied,
             routes=dict(self.routes),
             queued=self.queued,
+            at=time.monotonic(),
         )
 
     async def round(self, planner):

@@ -33,8 +33,16 @@ def test_a_frontend_that_is_gone_has_left_its_requests_to_the_others():
     planner = heard()
     for client in ("a", "b"):
         planner.frontend(FrontendSays(client, Counts(), ""), 0.0)
-    found = [planner.frontend(FrontendSays("a", Counts(), ""), at) for at in (0.5, 1.5, 2.0, 2.5)]
+    says = FrontendSays("a", Counts(), "")
+    found = [planner.frontend(says._replace(at=at), at) for at in (0.5, 1.5, 2.0, 2.5)]
     assert [over_s for over_s, _ in found] == [0.25, 0.5, 0.5, 0.5]
+
+
+def test_counts_stand_for_the_time_until_they_were_sent_rather_than_heard():
+    planner = heard()
+    said = [FrontendSays("a", Counts({"m": n}), "", at=at) for n, at in ((0, 100.0), (10, 105.0))]
+    assert planner.frontend(said[0], 7.0) is None  # the planner was starting
+    assert planner.frontend(said[1], 7.5) == (5.0, Counts({"m": 10}))
 
 
 def test_the_median_of_what_workers_measured_and_the_least_room():

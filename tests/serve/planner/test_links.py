@@ -277,9 +277,12 @@ def test_a_frontend_counts_and_reminds_a_new_planner(monkeypatch):
         {"pipeline": 2},
     )
     assert planned[:2] == [Plans("e", 2), Plans()]
-    assert link.heard[0] == FrontendSays("f", counts, "", {"budget_per_hour": 2}, {})
+    first = link.heard[0]._replace(at=0.0)
+    assert first == FrontendSays("f", counts, "", {"budget_per_hour": 2}, {})
     assert [says.profiles for says in link.heard[:4]] == [{}, {}, {("v", "k"): [0.1]}, {}]
     assert [says.applied for says in link.heard[:4]] == [("", -1), ("e", 0), ("e", 0), ("f", 0)]
+    # A planner that has no plan yet does not know how many workers there are.
+    assert [says.running for says in link.heard[:5]] == [{}, *[{"default": 2}] * 4]
 
 
 def test_a_frontend_goes_by_routes_and_tells_what_waits_and_what_time_schedulers_have(tmp_path):

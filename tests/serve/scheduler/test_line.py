@@ -40,7 +40,7 @@ async def test_calls_go_over_the_socket_in_order():
     actor = Actor(has_socket=True)
     line = SchedulerLine(actor)
     await line.connect()
-    assert line.is_direct and line.node == "node"
+    assert line.node == "node"
     line.tell("events", 1)
     line.tell("events", 2)
     assert await line.ask("poll", 3) == "by socket"
@@ -50,7 +50,6 @@ async def test_calls_go_over_the_socket_in_order():
     actor.listener.close()  # the actor dies
     with pytest.raises(Disconnected):
         await waiting
-    assert not line.is_direct
 
 
 @in_loop
@@ -58,7 +57,6 @@ async def test_calls_go_through_ray_where_there_is_no_socket():
     actor = Actor(has_socket=False)
     line = SchedulerLine(actor)
     await line.connect()
-    assert not line.is_direct
     line.tell("report", 1)
     assert await line.ask("poll", 2) == "by ray"
     assert actor.came == [("ray", "report", 1), ("ray", "poll", 2)]
