@@ -37,7 +37,7 @@ CODE_LINES = {
     "serve/frontend": 2594,  # imports one of them
     "serve/planner": 1552,  # what frontends remember for the next planner
     "serve/protos": 20,
-    "serve/proxy": 1884,  # the door tells batch functions when a request came
+    "serve/proxy": 1889,  # batch functions hear when a request came; ports of Serve's own proxy
     "serve/ray_private": 1087,  # headers of answers of user code
     "serve/scheduler": 1353,  # one that serves leads on; a slow frontend is known to be slow
     "serve/watch": 1850,

@@ -37,8 +37,13 @@ BINARY_ENV = "RAY_SERVE_HAPROXY_BINARY_PATH"
 OPTIMIZED_ENV = "RAY_SERVE_THROUGHPUT_OPTIMIZED"
 BUFFER_ENV = "RAY_SERVE_HAPROXY_TUNE_BUFSIZE"
 DRAIN_ENV = "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"
-PORT_ENVS = {"RAY_SERVE_HAPROXY_STATS_PORT": 8404, "RAY_SERVE_HAPROXY_METRICS_PORT": 9101}
-"""The variables of HAProxy's ports, with Serve's defaults."""
+PORT_ENVS = {
+    "RAY_SERVE_HAPROXY_STATS_PORT": 8404,
+    "RAY_SERVE_HAPROXY_METRICS_PORT": 9101,
+    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": 8500,
+    "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": 9500,
+}
+"""The variables of the ports of HAProxy, and of Serve's proxy behind it, with Serve's defaults."""
 
 BUFFER_BYTES = 32_768  # HAProxy's buffer; requests that fit can be sent again
 _LOCAL_DRAIN_S = 1  # HAProxy on the same machine learns at once of new and removed replicas
@@ -104,9 +109,11 @@ def _is_free(port: int, held: ExitStack) -> bool:
 def variables(environ: Mapping[str, str] | None = None, local: bool = True) -> dict[str, str]:
     """Return the environment variables of the fast mode.
 
-    HAProxy's statistics and metrics get free ports, unless `environ` names ports. Serve's default
-    ports are the same for all clusters, so the HAProxy of a second cluster on this machine could
-    not start.
+    HAProxy's statistics and metrics, and Serve's proxy behind HAProxy, get free ports, unless
+    `environ` names ports. Serve's default ports are the same for all clusters. So the HAProxy of a
+    second cluster on this machine could not start. And where an application of the second cluster
+    has no replica, its HAProxy would ask the first one's proxy, and another application could
+    answer.
 
     Args:
         environ: present environment. Default: that of this process.

@@ -85,8 +85,8 @@ def test_each_cluster_of_a_machine_has_ports_of_its_own():
     modes.enter(first)
     modes.enter(second)
     ports = [environ[name] for environ in (first, second) for name in modes.PORT_ENVS]
-    assert len(set(ports)) == 4
-    stats, metrics = modes.PORT_ENVS
+    assert len(set(ports)) == 8
+    stats, metrics, *_ = modes.PORT_ENVS
     chosen = {stats: "8404"}
     modes.enter(chosen)
     assert chosen[stats] == "8404"
@@ -100,7 +100,8 @@ def test_each_cluster_of_a_machine_has_ports_of_its_own():
 def test_serve_reads_the_ports():
     names = [f"constants.{name}" for name in modes.PORT_ENVS]
     program = f"from ray.serve._private import constants; print({', '.join(names)})"
-    environ = dict(zip(modes.PORT_ENVS, ("20001", "20002"), strict=True))
+    ports = [str(20_001 + i) for i in range(len(names))]
+    environ = dict(zip(modes.PORT_ENVS, ports, strict=True))
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, **environ},
@@ -108,7 +109,7 @@ def test_serve_reads_the_ports():
         text=True,
         check=True,
     )
-    assert done.stdout.split() == ["20001", "20002"]
+    assert done.stdout.split() == ports
 
 
 def test_free_ports_are_free():
@@ -129,9 +130,11 @@ def test_a_taken_port_is_not_free(monkeypatch):
 
 
 def test_a_shell_reads_the_variables(monkeypatch):
-    stats, metrics = modes.PORT_ENVS
+    stats, metrics, *others = modes.PORT_ENVS
     monkeypatch.setenv(stats, "8404")
     monkeypatch.setenv(metrics, "20001")
+    for name in others:
+        monkeypatch.setenv(name, "20002")
     done = subprocess.run(
         ["bash", "-c", f'eval "$({sys.executable} -m {haproxy.__name__} --env)"; env'],
         capture_output=True,
@@ -156,7 +159,7 @@ def test_serve_takes_the_variables_from_a_config(monkeypatch, capsys):
 
 
 def test_a_node_has_serves_ports_unless_they_are_taken(monkeypatch):
-    stats, metrics = modes.PORT_ENVS
+    stats, metrics, *_ = modes.PORT_ENVS
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         (free,) = modes.free_ports(1)
