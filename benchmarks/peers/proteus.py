@@ -203,7 +203,6 @@ class _Program:
             1 - served,
             0.0,
             Prices(),
-            {},
             "accuracy" if served == 1 else "share",
             f"Requests per second: {demand}.",
             gap=gap,

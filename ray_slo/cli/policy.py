@@ -71,7 +71,7 @@ def show(
     console = Console()
     options = sets[0].options
     console.print(
-        f"SLO {1e3 * sets[0].slo_s:g} ms, {sets[0].num_workers} workers, profiles "
+        f"SLO {1e3 * chosen[0].slo_s:g} ms, {chosen[0].num_workers} workers, profiles "
         f"{sets[0].profile_hash}, {options['objective']}, {options['balancing']}, "
         f"{options['discretization']}, {options['batching']} batching, late: {options['late']}"
     )

@@ -95,7 +95,7 @@ def planned(size=4, step="hardware", **workers):
     )
     served = {"detect": 1.0}
     return auto.Plan(
-        {"worker": len(slots)}, slots, 0.0, served, 0.0, 0.0, auto.Prices(), {}, step, "as told"
+        {"worker": len(slots)}, slots, 0.0, served, 0.0, 0.0, auto.Prices(), step, "as told"
     )
 
 

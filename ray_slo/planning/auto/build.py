@@ -14,7 +14,7 @@ from ray_slo.planning.auto.prices import prices_of
 from ray_slo.planning.auto.problem import Problem
 from ray_slo.planning.auto.program import EPS, Program
 from ray_slo.planning.auto.taken import both, most_busy, room
-from ray_slo.planning.auto.uses import Use, hosts_alone, idle_uses, rest_of, together, uses_of
+from ray_slo.planning.auto.uses import Use, hosts_alone, idle_uses, together, uses_of
 from ray_slo.planning.milp import Solution
 
 _AGAIN = 0.8
@@ -118,7 +118,6 @@ def build(program: Program, step: Step, solution: Solution) -> Built:
         bad_rate=_bad(problem, shares, late),
         cost_per_hour=sum(kind.price_per_hour * workers[kind.name] for kind in problem.kinds),
         prices=Prices(),
-        rest_s=rest_of(program, uses),
         step=step,
         explanation=_explain(problem, step, workers, shares, accuracy),
         swaps=round(float(solution[program.swaps][0])) if solution.found else 0,

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from ray_slo.core import LatencyProfile
 from ray_slo.planning.auto.problem import Demand, Kind, Problem
 
 Pair = tuple[str, str]
@@ -74,7 +75,7 @@ class Limits:
 
 
 NEAR = 0.2
-"""Limits stay valid while the demand differs by at most this share from theirs."""
+"""Limits stay valid while the demand and the profiles differ by at most this share from theirs."""
 
 
 @dataclass(frozen=True)
@@ -83,20 +84,25 @@ class Found:
 
     limits: Limits
     demand: Mapping[str, Demand]
+    profiles: Mapping[Pair, LatencyProfile]
     kinds: tuple[Kind, ...]
     settings: tuple[object, ...]
 
     @classmethod
     def of(cls, problem: Problem, limits: Limits) -> Found:
-        return cls(limits, dict(problem.demand), problem.kinds, _settings(problem))
+        demand, settings = dict(problem.demand), _settings(problem)
+        return cls(limits, demand, _profiles(problem), problem.kinds, settings)
 
     def holds_for(self, problem: Problem) -> bool:
-        """Return whether the limits are valid for another problem. Its demand must be similar, and
-        its kinds and settings must be the same. The rest does not matter, because programs check it
-        again."""
+        """Return whether the limits are valid for another problem. Its demand and profiles must be
+        similar, and its kinds and settings must be the same. The rest does not matter, because
+        programs check it again."""
         if self.kinds != problem.kinds or self.settings != _settings(problem):
             return False
-        if set(self.demand) != set(problem.demand):
+        profiles = _profiles(problem)
+        if (self.demand.keys(), self.profiles.keys()) != (problem.demand.keys(), profiles.keys()):
+            return False
+        if any(profiles[pair].differs(then, NEAR) for pair, then in self.profiles.items()):
             return False
         return all(
             abs(now.rate - then.rate) <= NEAR * then.rate
@@ -109,4 +115,10 @@ def _settings(problem: Problem) -> tuple[object, ...]:
     present = None if problem.present is None else tuple(sorted(problem.present.items()))
     groups = tuple(sorted(problem.group_of.items()))
     rest = problem.objective, problem.sharing, problem.headroom, problem.target_bad
-    return *rest, present, groups
+    floor = problem.accuracy_floor, problem.budget_per_hour, problem.batch_sizes
+    return *rest, *floor, present, groups
+
+
+def _profiles(problem: Problem) -> dict[Pair, LatencyProfile]:
+    variants = problem.variant.values()
+    return {(v.name, kind): profile for v in variants for kind, profile in v.profiles.items()}

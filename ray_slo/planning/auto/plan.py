@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from ray_slo.core.cluster import Assigned
 from ray_slo.planning.auto.limits import Found
@@ -31,14 +31,6 @@ class Slot:
     kind: str
     parts: tuple[Assigned, ...]
     variants: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the slot as JSON data, for logs and status."""
-        parts = [
-            {"variant": part.variant, "batch_size": part.batch_size, "load": part.load}
-            for part in self.parts
-        ]
-        return {"kind": self.kind, "parts": parts}
 
 
 @dataclass(frozen=True)
@@ -71,9 +63,6 @@ class Plan:
             make late. In bursts, workers do more than planned; `expected.py` predicts that.
         cost_per_hour: cost of `workers`.
         prices: see `Prices`.
-        rest_s: time that the rest of a request's path needs after a task, in seconds, by task and
-            SLO class. It is for the plan's batches, with waiting and communication. It is 0 at the
-            last tasks.
         step: the step that found the plan.
         explanation: the plan in words.
         swaps: number of variants that are loaded on workers with other variants.
@@ -90,7 +79,6 @@ class Plan:
     bad_rate: float
     cost_per_hour: float
     prices: Prices
-    rest_s: Mapping[str, Mapping[str, float]]
     step: Step
     explanation: str
     swaps: int = 0

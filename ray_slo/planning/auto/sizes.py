@@ -129,13 +129,7 @@ def together(made: Plan | Infeasible[Plan], problem: Problem) -> Plan | Infeasib
         elif not _sizes(problem, whole):
             served[whole] = share
     served = {s: 1.0 if share > 1 - 2e-6 else share for s, share in served.items()}
-    rest_s: dict[str, dict[str, float]] = {}
-    for task, by_class in made.rest_s.items():
-        rest_s[task] = {}
-        for name, rest in by_class.items():
-            slo_class = name.partition(_MARK)[0]
-            rest_s[task][slo_class] = max(rest, rest_s[task].get(slo_class, 0.0))
-    return replace(made, served=served, rest_s=rest_s)
+    return replace(made, served=served)
 
 
 def _sizes(problem: Problem, stream: str) -> tuple[Size, ...]:

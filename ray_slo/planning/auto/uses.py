@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ray_slo.core.trees import root_and_class
 from ray_slo.planning.auto.graph import NO_TIME, Config
 from ray_slo.planning.auto.problem import Size
 from ray_slo.planning.auto.program import EPS, Program
@@ -179,16 +177,3 @@ def times_of(program: Program, uses: Sequence[Use], stream: str) -> dict[str, fl
         )
         for task in tree.order
     }
-
-
-def rest_of(program: Program, uses: Sequence[Use]) -> dict[str, dict[str, float]]:
-    """Time that the rest of a path needs after each task, by class."""
-    rest: dict[str, dict[str, float]] = {}
-    for tree in program.problem.trees:
-        for stream, _ in tree.streams():
-            own = times_of(program, uses, stream)
-            after = program.graph.rest_s(tree, own)
-            for name, own_s in own.items():
-                below = after[name] - own_s if math.isfinite(after[name]) else 0.0
-                rest.setdefault(name, {})[root_and_class(stream)[1]] = below
-    return rest

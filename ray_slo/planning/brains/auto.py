@@ -31,7 +31,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from ray_slo.core.policy import Expected
@@ -83,6 +83,7 @@ class AutoBrain(Brain):
         self.configure(setting)
         self._job: Job | None = None
         self._solved: Plans | None = None
+        self._expected: Callable[[], dict[str, Expected]] = dict  # of the plan in force
         self._steps = Steps(self._known.model_of)
         self._leaving = Leaving(self._known.model_of)
         self._now = -math.inf
@@ -183,7 +184,7 @@ class AutoBrain(Brain):
         last = best(self._solved.whole) if self._solved is not None else None
         idle = frozenset(name for name in self._streams if self._streams.is_idle(name, now))
         new = frozenset(kind for kind in self._kinds if not known.knows(seen, kind))
-        usable, how = frozenset(known.measured(seen)), (new, self._tuned, self._setting.plan)
+        usable, how = frozenset(known.usable(seen)), (new, self._tuned, self._setting.plan)
         return Job(asked, there, last, usable, now, factors, idle, *how)
 
     def due(self, now: float, seen: Seen) -> str:
@@ -193,7 +194,7 @@ class AutoBrain(Brain):
             return FIRST
         if job.arguments != self._tuned:
             return "arguments changed"
-        if frozenset(self._known.measured(seen)) != job.usable:
+        if frozenset(self._known.usable(seen)) != job.usable:
             return "profiles known"
         most = {k.name: k.max_workers for k in self._setting.problem.kinds}
         limits = {k: min(n, self._limits.get(k, n)) for k, n in most.items()}
@@ -229,6 +230,8 @@ class AutoBrain(Brain):
 
     def adopt(self, problem: Job, answer: Plans) -> Verdict:
         self._job, self._solved = problem, answer
+        whole, plan, factors = problem.whole, best(answer.now), problem.factors
+        self._expected = cache(lambda: expected(whole, plan, factors))  # frontends ask often
         self._now = max(self._now, problem.now)
         self._known.planned()
         self._homes.place(self._now, best(answer.whole).group_of)
@@ -346,8 +349,7 @@ class AutoBrain(Brain):
         asked = self._setting.problem
         if asked.accuracy_floor or not asked.headroom:  # with a floor, the policy chooses
             return told
-        known, has = self._known, self._steps.has
-        return {w: with_reserve(known, seen, seen.workers[w], told[w], has) for w in told}
+        return with_reserve(self._known, seen, told, self._steps.has)
 
     def _planned(self, now: float) -> dict[str, int]:
         """Return the wanted number of workers, for each kind that Serve scales."""
@@ -393,9 +395,7 @@ class AutoBrain(Brain):
 
     @property
     def expected(self) -> dict[str, Expected]:
-        if self._job is None or self._solved is None:
-            return {}
-        return expected(self._job.whole, best(self._solved.now), self._job.factors)
+        return self._expected()
 
     def outcome(self) -> dict[str, Any]:
         if self._job is None or self._solved is None:

@@ -244,6 +244,7 @@ class GroupsBrain(Brain):
             and not self._mixes(problem.measured, before)
             and not worth_it(answer.problem, before, plan, min_gain)
         ):
+            self._fell_back = False
             return Verdict(f"kept, as moves would gain no more than {min_gain:.0%}: {why}")
         names, pool = self._group_names(), not self._setting.groups
         self._adopt(to_layout(plan, problem.workers, names, before, pool=pool), why)

@@ -138,9 +138,13 @@ class Known:
 
     def measured(self, seen: Seen) -> dict[Key, LatencyProfile]:
         """Return the profiles of usable variants, without batch sizes that never ran."""
+        return {key: profile.measured for key, profile in self.usable(seen).items()}
+
+    def usable(self, seen: Seen) -> dict[Key, LatencyProfile]:
+        """Return the profiles of usable variants."""
         known = {**self.profiles, **seen.profiles}
         keys = [(v, kind.name) for kind in self.problem.kinds for v in self.may_be_on(kind.name)]
-        return {key: known[key].measured for key in keys if key in known.keys() - seen.avoided}
+        return {key: known[key] for key in keys if key in known.keys() - seen.avoided}
 
     def unknown(self, seen: Seen, kind: str) -> list[str]:
         """Return the variants that must still be measured on a kind of worker."""

@@ -48,9 +48,7 @@ from ray_slo.planning.kairos.bounds import (
     by_name,
     configurations,
     fluid_bounds,
-    fluid_bounds_of,
     paper_bounds,
-    paper_bounds_of,
     text_of,
 )
 from ray_slo.planning.kairos.market import Configuration, Found, Market, Rented
@@ -103,17 +101,27 @@ def plan(market: Market, bound: Bound = "fluid") -> Rented | Infeasible[Rented]:
         distance = ((near[:, None] - near[None]) ** 2).sum(axis=(1, 2))
         chosen = int(distance.argmin())
         rule = "nearest to the other nine of the ten highest upper bounds"
-    runner_up = 1 if chosen == 0 else 0
-    return _make_plan(
-        t,
-        base,
-        counts,
-        bounds,
-        limited,
-        chosen,
-        runner_up if len(counts) > 1 else None,
-        rule,
+    mine, other = by_name(t, counts[chosen]), None
+    if len(mine) == 1:
+        limit = "it serves all sizes alone"
+    elif limited[chosen]:
+        limit = f"{t.names[base]} is the bottleneck: what only it can serve in time fills it"
+    else:
+        limit = f"{t.names[base]} has time left beside what only it can serve in time"
+    text = f"{text_of(mine)}, at most {bounds[chosen]:.4g} requests/s: {rule}; {limit}."
+    if len(counts) > 1:
+        runner_up = 1 if chosen == 0 else 0
+        other = by_name(t, counts[runner_up])
+        text += f" Runner-up: {text_of(other)}, at most {bounds[runner_up]:.4g}/s."
+    return Rented(
+        mine,
+        float(counts[chosen] @ t.prices),
+        float(bounds[chosen]),
+        t.names[base],
+        "base" if limited[chosen] else "auxiliary",
+        other,
         considered,
+        text,
     )
 
 
@@ -136,48 +144,13 @@ def _ranked(
         )
     counts = configurations(t.prices, market.budget_per_hour)
     counts = counts[counts.sum(axis=1) > 0]
-    bounds, limited = paper_bounds_of(t, t.base, counts)
+    bounds, limited = paper_bounds(t, counts)
     if bound == "fluid":
-        bounds = fluid_bounds_of(t, counts)
+        bounds = fluid_bounds(t, counts)
     served = bounds > 0
     counts, bounds, limited = counts[served], bounds[served], limited[served]
     order = np.lexsort((counts @ t.prices, -bounds))
     return t, t.base, counts[order], bounds[order], limited[order]
-
-
-def _make_plan(
-    t: Tables,
-    base: int,
-    counts: Ints,
-    bounds: Floats,
-    limited: NDArray[np.bool_],
-    chosen: int,
-    runner_up: int | None,
-    rule: str,
-    considered: int,
-) -> Rented:
-    mine = by_name(t, counts[chosen])
-    other = None if runner_up is None else by_name(t, counts[runner_up])
-    bottleneck: Literal["base", "auxiliary"] = "base" if limited[chosen] else "auxiliary"
-    if len(mine) == 1:
-        limit = "it serves all sizes alone"
-    elif limited[chosen]:
-        limit = f"{t.names[base]} is the bottleneck: what only it can serve in time fills it"
-    else:
-        limit = f"{t.names[base]} has time left beside what only it can serve in time"
-    text = f"{text_of(mine)}, at most {bounds[chosen]:.4g} requests/s: {rule}; {limit}."
-    if other is not None and runner_up is not None:
-        text += f" Runner-up: {text_of(other)}, at most {bounds[runner_up]:.4g}/s."
-    return Rented(
-        mine,
-        float(counts[chosen] @ t.prices),
-        float(bounds[chosen]),
-        t.names[base],
-        bottleneck,
-        other,
-        considered,
-        text,
-    )
 
 
 def _best_effort(market: Market, t: Tables, reason: str) -> Infeasible[Rented]:

@@ -73,20 +73,15 @@ def configurations(
     return made
 
 
-def paper_bounds(market: Market, counts: Ints) -> tuple[Floats, NDArray[np.bool_]]:
+def paper_bounds(market: Market | Tables, counts: Ints) -> tuple[Floats, NDArray[np.bool_]]:
     """Return Equation 15 for each row of `counts`: the bound on the throughput, and whether the
     base is the bottleneck. Both have the shape (n,).
 
     Without a base instance the bound is 0, because some sizes cannot be served.
     """
-    t = Tables(market)
-    if t.base is None:
+    t = market if isinstance(market, Tables) else Tables(market)
+    if (base := t.base) is None:
         raise ValueError("no type meets the SLO at every size, so there is no base")
-    return paper_bounds_of(t, t.base, counts)
-
-
-def paper_bounds_of(t: Tables, base: int, counts: Ints) -> tuple[Floats, NDArray[np.bool_]]:
-    """Return `paper_bounds` for tables that were already made."""
     others = [k for k in range(len(t.names)) if k != base]
     whole = len(t.sizes)
     q_mix = t.rate(base, 0, whole)
@@ -118,7 +113,7 @@ def paper_bounds_of(t: Tables, base: int, counts: Ints) -> tuple[Floats, NDArray
     return bound, base_bound
 
 
-def fluid_bounds(market: Market, counts: Ints | Floats, resolution: int = 8) -> Floats:
+def fluid_bounds(market: Market | Tables, counts: Ints | Floats, resolution: int = 8) -> Floats:
     """Return the least of many dual bounds for each row of `counts`, in requests per second, shape
     (n,).
 
@@ -129,11 +124,7 @@ def fluid_bounds(market: Market, counts: Ints | Floats, resolution: int = 8) -> 
             is present for a part of the time.
         resolution: number of steps per type in the first grid. Any value gives true upper bounds.
     """
-    return fluid_bounds_of(Tables(market), counts, resolution)
-
-
-def fluid_bounds_of(t: Tables, counts: Ints | Floats, resolution: int = 8) -> Floats:
-    """Return `fluid_bounds` for tables that were already made."""
+    t = market if isinstance(market, Tables) else Tables(market)
     bounds = np.zeros(len(counts))
     # If no rented type serves some size in time, no rate is sustained.
     able = np.where(counts > 0, t.reach, 0).max(axis=1, initial=0) == len(t.sizes)

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,20 +82,6 @@ class Arguments(Strict):
         return value
 
 
-class _Chosen(NamedTuple):
-    """A configuration.
-
-    Attributes:
-        most: assumed throughput, in requests per second.
-        shortfall: what the configuration cannot serve. None if it serves everything.
-    """
-
-    counts: Mapping[str, int]
-    most: float
-    why: str
-    shortfall: str | None = None
-
-
 def mix(
     problem: Problem,
     last: Plan | None,
@@ -132,7 +118,7 @@ def mix(
     bounds = kairos.fluid_bounds(market, counts) if len(counts) else np.zeros(0)
     now = _now(problem, last)
     if not len(bounds) or bounds.max() <= 0:
-        return _planned(problem, _best_effort(market, arguments, limits, now))
+        return _best_effort(problem, market, arguments, limits, now)
     cost = counts @ prices
     chosen, why, attained = _most(market, arguments, counts, bounds, sustained)
     current = _index(counts, [now.get(n, 0) for n in names])
@@ -164,7 +150,7 @@ def mix(
         f"of {market.budget_per_hour:g}: {why}. "
         f"At most {bounds[chosen]:.4g} req/s, {attained:.0%} of that is taken for sustained."
     )
-    return _planned(problem, _Chosen(mine, attained * float(bounds[chosen]), text, shortfall))
+    return _planned(problem, mine, attained * float(bounds[chosen]), text, shortfall)
 
 
 def _meanwhile(problem: Problem, arguments: Arguments) -> Plan | Infeasible[Plan]:
@@ -173,7 +159,7 @@ def _meanwhile(problem: Problem, arguments: Arguments) -> Plan | Infeasible[Plan
     assert there is not None
     row = np.array([[there.get(t.name, 0) for t in market.types]])
     most = arguments.attained * float(kairos.fluid_bounds(market, row)[0])
-    return _planned(problem, _Chosen(there, most, f"{_text(there)}, about {most:.4g} req/s."))
+    return _planned(problem, there, most, f"{_text(there)}, about {most:.4g} req/s.")
 
 
 def _text(counts: Mapping[str, int]) -> str:
@@ -225,12 +211,19 @@ def _now(problem: Problem, last: Plan | None) -> Mapping[str, int]:
     return Counter(hosted.kind for hosted in problem.current)
 
 
-def _planned(problem: Problem, chosen: _Chosen) -> Plan | Infeasible[Plan]:
-    """Return the plan in which every worker serves all requests."""
+def _planned(
+    problem: Problem, counts: Mapping[str, int], most: float, why: str, shortfall: str | None = None
+) -> Plan | Infeasible[Plan]:
+    """Return the plan in which every worker serves all requests.
+
+    Args:
+        most: assumed throughput, in requests per second.
+        shortfall: what the configuration cannot serve. None if it serves everything.
+    """
     (variant,), (stream,) = problem.variant.values(), problem.streams
-    workers = {kind.name: chosen.counts.get(kind.name, 0) for kind in problem.kinds}
+    workers = {kind.name: counts.get(kind.name, 0) for kind in problem.kinds}
     rate = problem.rate(stream)
-    served = min(chosen.most / rate, 1.0) if rate > 0 else 1.0
+    served = min(most / rate, 1.0) if rate > 0 else 1.0
     plan = Plan(
         workers,
         tuple(Slot(k, (), (variant.name,)) for k, n in workers.items() for _ in range(n)),
@@ -239,11 +232,10 @@ def _planned(problem: Problem, chosen: _Chosen) -> Plan | Infeasible[Plan]:
         1 - served,
         sum(workers[kind.name] * kind.price_per_hour for kind in problem.kinds),
         Prices(),
-        {},
-        "share" if chosen.shortfall else "cost",
-        chosen.why,
+        "share" if shortfall else "cost",
+        why,
     )
-    return plan if chosen.shortfall is None else Infeasible(chosen.shortfall, plan)
+    return plan if shortfall is None else Infeasible(shortfall, plan)
 
 
 def _most(
@@ -292,15 +284,20 @@ def _most(
 
 
 def _best_effort(
-    market: Market, arguments: Arguments, limits: Mapping[str, int], now: Mapping[str, int]
-) -> _Chosen:
+    problem: Problem,
+    market: Market,
+    arguments: Arguments,
+    limits: Mapping[str, int],
+    now: Mapping[str, int],
+) -> Plan | Infeasible[Plan]:
     """Return the answer for the case that no allowed configuration serves all sizes in time."""
     found = kairos.plan(market, arguments.bound)
-    assert isinstance(found, Infeasible)
+    if not isinstance(found, Infeasible):
+        return _planned(problem, {}, 0.0, "no workers", "the limits of workers allow none that do")
     rented = found.best_effort
     counts = {n: min(c, limits[n]) for n, c in rented.counts.items()}
     most = arguments.attained * rented.bound
-    return _Chosen(counts or now, most, rented.explanation, found.reason)
+    return _planned(problem, counts or now, most, rented.explanation, found.reason)
 
 
 def _index(counts: NDArray[np.int64], row: list[int]) -> int | None:

@@ -45,16 +45,6 @@ class Arrivals(Protocol):
         """Return the parameters. Equal distributions give equal results."""
 
 
-class _FromAtLeast:
-    def at_least(self, k: ArrayLike, units: ArrayLike, *, after_arrival: bool) -> Floats:
-        raise NotImplementedError
-
-    def pmf(self, k_max: int, units: Floats, *, after_arrival: bool) -> Floats:
-        k = np.arange(k_max + 2)
-        tail = self.at_least(k, np.asarray(units)[:, None], after_arrival=after_arrival)
-        return np.maximum(tail[:, :-1] - tail[:, 1:], 0.0)
-
-
 @dataclass(frozen=True)
 class Poisson:
     """Independent arrivals, as in the paper."""
@@ -82,7 +72,7 @@ POISSON = Poisson()
 
 
 @dataclass(frozen=True)
-class Gamma(_FromAtLeast):
+class Gamma:
     """Renewal process with Gamma(shape) gaps. Shape 1 is Poisson, and smaller shapes are burstier.
 
     After an arrival, P(N(T) ≥ k) is the distribution function of the sum of k gaps. At any time,
@@ -106,6 +96,11 @@ class Gamma(_FromAtLeast):
             )
         return np.where(k <= 0, 1.0, np.clip(tail, 0.0, 1.0))
 
+    def pmf(self, k_max: int, units: Floats, *, after_arrival: bool) -> Floats:
+        k = np.arange(k_max + 2)
+        tail = self.at_least(k, np.asarray(units)[:, None], after_arrival=after_arrival)
+        return np.maximum(tail[:, :-1] - tail[:, 1:], 0.0)
+
     def _integral(self, k: Floats, units: Floats) -> Floats:
         """Return ∫₀ᵀ P(S_k ≤ u) du, where S_k is the sum of k gaps."""
         a, x = np.maximum(k, 1e-9) * self.shape, units * self.shape
@@ -115,7 +110,7 @@ class Gamma(_FromAtLeast):
         return {"kind": "gamma", "shape": self.shape}
 
 
-class Empirical(_FromAtLeast):
+class Empirical:
     """Counts of recorded arrival times, stretched to the wanted rate.
 
     Args:

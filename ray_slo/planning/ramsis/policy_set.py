@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 
 from ray_slo.planning.ramsis.problem import Problem
 from ray_slo.planning.ramsis.solver import solve
 from ray_slo.planning.ramsis.table import PolicySet, Table
-
-
-class Mapper(Protocol):
-    """`map`, or the `map` of an executor. The results are in the order of the problems."""
-
-    def __call__(
-        self, function: Callable[[Problem], Table], problems: Iterable[Problem], /
-    ) -> Iterable[Table]: ...
 
 
 def solve_set(
@@ -29,7 +20,7 @@ def solve_set(
     high: float | None = None,
     step_accuracy: float = 1.0,
     min_step: float = 0.01,
-    mapper: Mapper = map,
+    mapper: Callable[..., Iterable[Table]] = map,
     progress: Callable[[Table], None] | None = None,
     existing: PolicySet | None = None,
 ) -> PolicySet:

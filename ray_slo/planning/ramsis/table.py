@@ -76,10 +76,6 @@ class Table:
         return int(self.options["num_workers"])
 
     @property
-    def objective(self) -> str:
-        return str(self.options["objective"])
-
-    @property
     def max_queue(self) -> int:
         """N, the longest queue that decisions distinguish."""
         return int(self.variant.shape[0])
@@ -126,13 +122,13 @@ class Table:
         PolicySet((self,)).save(path)
 
     @classmethod
-    def load(cls, path: str | Path, expected_profile_hash: str | None = None) -> Table:
+    def load(cls, path: str | Path) -> Table:
         """Read a file that `save` wrote.
 
         Raises:
             ValueError: as in `PolicySet.load`, or the file has several tables.
         """
-        tables = PolicySet.load(path, expected_profile_hash).tables
+        tables = PolicySet.load(path).tables
         if len(tables) != 1:
             raise ValueError(f"{path}: holds {len(tables)} tables; read it with PolicySet.load")
         return tables[0]
@@ -174,22 +170,11 @@ class PolicySet:
     def options(self) -> Mapping[str, Any]:
         return self.tables[0].options
 
-    @property
-    def slo_s(self) -> float:
-        return self.tables[0].slo_s
-
-    @property
-    def num_workers(self) -> int:
-        return self.tables[0].num_workers
-
     def covering(self, rate: float) -> Table:
         """Return the table of the lowest rate that covers `rate` (§3.2.2). If none does, return the
         table of the highest rate."""
         at = bisect_right(self._rates, rate * (1 - 1e-9))
         return self.tables[min(at, len(self.tables) - 1)]
-
-    def covers(self, rate: float) -> bool:
-        return rate <= self._rates[-1] * (1 + 1e-9)
 
     def __iter__(self) -> Iterator[Table]:
         return iter(self.tables)
@@ -229,25 +214,15 @@ class PolicySet:
             )
 
     @classmethod
-    def load(cls, path: str | Path, expected_profile_hash: str | None = None) -> PolicySet:
+    def load(cls, path: str | Path) -> PolicySet:
         """Read a file that `save` wrote.
-
-        Args:
-            expected_profile_hash: `profile_hash(variants)` of the variants that will be served.
 
         Raises:
             FileNotFoundError: there is no such file.
-            ValueError: the file has no tables, is of another version, or is for other profiles.
+            ValueError: the file has no tables, or is of another version.
         """
         needed = ("slacks_s", "variant", "batch", "occupancy")
         header, arrays = load_columns(path, _WHAT, FORMAT, "header", _Header, *needed)
-        solved_for = header.profile_hash
-        if expected_profile_hash is not None and solved_for != expected_profile_hash:
-            raise ValueError(
-                f"{path}: solved for profiles {solved_for} (variants "
-                f"{', '.join(header.names)}), but these are {expected_profile_hash}; "
-                "solve again with `ray-slo solve`"
-            )
         with naming(path, _WHAT):
             header.check(arrays)
             return cls(
@@ -259,7 +234,7 @@ class PolicySet:
                         variant=arrays["variant"][i],
                         batch=arrays["batch"][i],
                         occupancy=arrays["occupancy"][i].astype(float),
-                        profile_hash=solved_for,
+                        profile_hash=header.profile_hash,
                         options=header.options,
                         **entry.model_dump(),
                     )

@@ -213,7 +213,8 @@ class Planning:
             says: the next report of the frontend that asks.
 
         Raises:
-            ConfigError: there is no planner, no input yet, or no plan. The message has the reason.
+            ConfigError: there is no planner, or no input yet. The message has the reason. If the
+                planner fails, the last plan holds, and the status has the error.
         """
         if self._spec.planner is None:
             raise ConfigError("the application has no planner; name one, or move models by hand")

@@ -29,7 +29,7 @@ def tree(name, slos_s=None, **paths):
 def plan_of(loads, served, accuracy=85.0):
     parts = tuple(Assigned(variant, 1, load) for variant, load in loads.items())
     slot = Slot("gpu", parts, tuple(loads))
-    return Plan({"gpu": 1}, (slot,), accuracy, served, 0.0, 0.0, Prices(), {}, "accuracy", "")
+    return Plan({"gpu": 1}, (slot,), accuracy, served, 0.0, 0.0, Prices(), "accuracy", "")
 
 
 def test_the_only_root_has_the_accuracy_of_the_plan():
@@ -66,7 +66,7 @@ def test_requests_that_make_many_are_lost_rather_than_those_that_make_few(made, 
         (Kind("gpu", 0, 2),),
     )
     slots = tuple(Slot("gpu", (Assigned(v, 1, 100.0),), (v,)) for v in ("one", "two"))
-    plan = Plan({"gpu": 2}, slots, 85.0, {"a": 0.5}, 0.0, 0.0, Prices(), {}, "share", "")
+    plan = Plan({"gpu": 2}, slots, 85.0, {"a": 0.5}, 0.0, 0.0, Prices(), "share", "")
     assert bad_share(problem, plan) == pytest.approx(0.5 * lost, abs=0.01)
 
 

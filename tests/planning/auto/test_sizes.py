@@ -70,7 +70,6 @@ def test_classes_of_slos_and_sizes_go_together():
     )
     made = auto.plan(problem)
     assert made.served == {"rank": 1.0, "rank@gold": 1.0}
-    assert made.rest_s["rank"].keys() == {"", "gold"}
 
 
 def test_a_size_that_nobody_has_in_time_is_named_and_the_others_are_served():

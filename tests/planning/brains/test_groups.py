@@ -421,6 +421,7 @@ def test_partition_knows_dynamic_memory_and_what_a_move_costs():
     # Even loads: l and n change places; l is dear to move, so k and m do.
     _, plan, _ = groups_of({"change_cost": {"k": 9.0}, "max_change_cost": 4.0})
     assert plan.moved == ("l", "n")
+    assert "2 models move, at a cost of 4" in plan.explanation
     _, plan, _ = groups_of({"change_cost": {"l": 9.0}, "max_change_cost": 4.0})
     assert plan.moved == ("k", "m")
     _, plan, _ = groups_of({"max_change_cost": 1.0})  # one move is a load and an unload
@@ -580,3 +581,17 @@ def test_rates_are_those_of_the_last_interval():
     brain.adopt(job := brain.problem(12.0, seen), brain.solve(job))
     assert brain.status(seen)["rates"] == {"l": 0.0, "m": 3.0}
     assert brain.inputs(20.0, seen)["rates"] == {"l": 0.0, "m": 3.0}  # nothing was counted since
+
+
+def test_a_plan_that_keeps_the_layout_without_a_plan_is_one():
+    models = {"l": ("l",), "m": ("m",)}
+    setting = GroupsSetting(models, {"l": 0.5, "m": 0.5}, 2, planner="herd", min_gain=1e6)
+    brain = GroupsBrain(setting)
+    frontends = {"f": FrontendSays("f", Counts(), "")}
+    seen = Seen({w: WorkerSays(w, "cpu") for w in "vw"}, frontends=frontends)
+    assert brain.begin(0.0, seen) == ""
+    brain.wanted(0.0, seen, True)  # nothing could be planned
+    assert brain.status(seen)["why"].startswith("there is no plan")
+    job = brain.problem(1.0, seen)
+    assert brain.adopt(job, brain.solve(job)).why.startswith("kept")
+    assert "why" not in brain.status(seen)
