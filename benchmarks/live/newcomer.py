@@ -53,6 +53,7 @@ __all__ = ["UNSAVED", "add_arguments", "earlier", "plot", "run"]
 SOURCE = "ray-slo"
 OURS = "embedded"
 SYSTEMS = {PLAIN: "@serve.batch, tuned", BATCH: "@ray_slo.batch", OURS: "@ray_slo.deployment"}
+FAMILIES = {"theirs": (PLAIN,), "ours": (BATCH, OURS)}  # each has a Ray cluster of its own
 SHARES = (0.3, 0.7, 1.0, 2.0, 4.0)
 TUNED_AT = {0.3: 0.7, 2.0: 2.0}  # from this share on, plain Serve is tuned at that one
 WAITS = (0.1, 0.5)  # of `@serve.batch`, as multiples of the time of a batch of one
@@ -138,7 +139,7 @@ def serve_family(name: str, replicas: int, family: str, systems: Iterable[str]) 
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         for system in systems:
-            if family == "ours":
+            if system == OURS:
                 app = ours(name, replicas)
             else:
                 app = theirs(system, name, replicas, setting)
@@ -192,18 +193,21 @@ class Seen:
 
 def stream(system: str, family: Family, name: str, rate: float, seconds: float, seed: int) -> Seen:
     model = MODELS[name]
-    return Seen.of(
-        by_http(
-            f"http://127.0.0.1:{family.port}/{system}",
-            Payloads([model.made.example_input()]),
-            rate,
-            duration_s=seconds * 1.25,
-            warmup_s=seconds / 4,
-            seed=seed,
-            slo_s=model.slo_s,
-            timeout_s=5.0,
-        )
+    item = json.dumps(model.made.example_input()).encode()  # a text is JSON, too
+    result = by_http(
+        f"http://127.0.0.1:{family.port}/{system}",
+        Payloads([item], content_type="application/json"),
+        rate,
+        duration_s=seconds * 1.25,
+        warmup_s=seconds / 4,
+        seed=seed,
+        slo_s=model.slo_s,
+        timeout_s=5.0,
     )
+    seen, wrong = Seen.of(result), result.requests["status"] == "error"
+    if seen.statuses["error"] > seen.sent / 2:
+        raise RuntimeError(f"{system} of {name} fails: {result.requests['error'][wrong].iloc[0]}")
+    return seen
 
 
 def alone(name: str, replicas: int) -> tuple[float, float]:
@@ -238,7 +242,7 @@ def measured(
     """Run the streams of a model with so many replicas, and return their rows."""
     rows, systems = [], [PLAIN, OURS] if quick else list(SYSTEMS)
     order = ["benchmarks.live.newcomer", name, str(replicas)]
-    with served(mode, order, systems) as running:
+    with served(mode, order, systems, FAMILIES) as running:
         for around in (ALONE,) if quick else (ALONE, BESIDE):
             found: dict[tuple[float, str], Seen] = {}
             with other_work(around == BESIDE):

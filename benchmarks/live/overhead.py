@@ -44,7 +44,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -304,17 +304,23 @@ def kind_of(command: Sequence[str], system: str) -> str:
 
 
 @contextlib.contextmanager
-def served(mode: str, order: Sequence[str], systems: Sequence[str]) -> Iterator[dict[str, Family]]:
+def served(
+    mode: str,
+    order: Sequence[str],
+    systems: Sequence[str],
+    families: Mapping[str, Sequence[str]] = FAMILIES,
+) -> Iterator[dict[str, Family]]:
     """Serve the systems in a mode, one Ray cluster per family; yield each system's `Family`.
 
     Args:
         order: the module that serves a family, and its first arguments. The family follows, and
             then the systems.
+        families: the systems of each family. The first has plain Serve's settings.
     """
     running: dict[str, Family] = {}
     started = []
     try:
-        for family, members in FAMILIES.items():
+        for family, members in families.items():
             wanted = [system for system in members if system in systems]
             if not wanted:
                 continue
