@@ -3,6 +3,7 @@
 
 # ruff: noqa: E402
 import contextlib
+import functools
 import os
 import time
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from ray_slo.serve.proxy.modes import OPTIMIZED_ENV, free_ports
 # Set only for Ray's processes. If Ray is imported with it, handles need an event loop.
 OPTIMIZED = os.environ.pop(OPTIMIZED_ENV, "0")
 
+import httpx._transports.default as httpx_transports
 import pytest
 import ray
 from ray import serve
@@ -73,6 +75,8 @@ def ray_cluster(tmp_path_factory):
     os.environ["RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH"] = DEFAULT_TRACING_EXPORTER_IMPORT_PATH
     os.environ["RAY_SERVE_TRACING_SAMPLING_RATIO"] = "0"
     client.CLIENT_POLLING_INTERVAL_S = 0.1  # of `serve.run`, by default 1 s
+    # `httpx.post` would read all certificates each time, which takes longer than the request.
+    httpx_transports.create_ssl_context = functools.cache(httpx_transports.create_ssl_context)
     here = str(Path(__file__).parent)
     folder = tmp_path_factory.mktemp("modules")
     paths = [here, str(folder), os.getenv("PYTHONPATH")]

@@ -176,12 +176,10 @@ def test_what_ends_a_worker_does_not_end_the_last_one(ports, attacked):
     assert status_of(attacked)["workers"]  # the other one answers
 
 
-@pytest.mark.skipif(not modes.is_possible(), reason="there is no fast mode here")
-def test_the_program_itself_with_haproxy_in_place_of_the_proxies():
-    """Runs in its own process, on its own Ray. `test_fast_mode` has bursts."""
-    rows = attacks.run(True, 1, mode="haproxy", attacks=["panic"])
-    case = f"haproxy, {attacks.ATTACKS['panic'].says}"
-    found = {row.metric: row.ours for row in rows if row.case == case}
+@pytest.mark.skipif(not modes.has_haproxy_of_ours(), reason="`test_fast_mode` has it")
+def test_http_of_the_program_itself_with_haproxy_in_place_of_the_proxies(ports):
+    rows = attacks.strike("haproxy", "panic", ports[0], 1, True).rows()
+    found = {row.metric: row.ours for row in rows}
     assert (found["sent"], found["refused"], found["other"]) == (10, 10, 0)  # all with a reason
 
 

@@ -28,37 +28,33 @@ AUTO = {
     "kwargs": {"candidates": [{"policy": "timeout", "kwargs": {"timeout_ms": 30_000}}, "eager"]},
 }
 MODEL = {"callable": "apps:Tasks", "latency_slo_ms": 4000, "max_batch_size": 512}
-SHAPES = {
-    "embedded": {"scheduler": "embedded", "workers": {"small": {"num_replicas": 2, **TINY}}},
-    "groups": {"groups": {"g": {"models": ["square"], "workers": {"small": TINY}}}},
-}
 
 
-def of_auto(handle, shape):
-    found = status_of(handle)
-    return (found["groups"]["g"] if shape == "groups" else found).get("auto")
+def of_auto(handle):
+    return status_of(handle)["groups"]["g"].get("auto")
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_it_answers_through_a_swap_and_says_why(ray_cluster, tmp_path, shape):
+def test_it_answers_through_a_swap_and_says_why(ray_cluster, tmp_path):
     app = build_app(
         {
-            **{"models": {"square": MODEL}, "policy": AUTO, "profile_seconds": 0.3},
-            **SHAPES[shape],
+            "models": {"square": MODEL},
+            "groups": {"g": {"models": ["square"], "workers": {"small": TINY}}},
+            "policy": AUTO,
+            "profile_seconds": 0.3,
             "decision_log": {"dir": str(tmp_path), "flush_s": 0.2},
         }
     )
-    with ray_cluster.running(app, f"auto-{shape}", f"/auto-{shape}") as handle:
-        assert eventually(lambda: of_auto(handle, shape))
-        first = of_auto(handle, shape)
+    with ray_cluster.running(app, "auto-groups", "/auto-groups") as handle:
+        assert eventually(lambda: of_auto(handle))
+        first = of_auto(handle)
         assert first["setting"].startswith("timeout")
         assert first["why"] == "first guess for this application"
 
         with Load(handle.remote, 0.02, lambda n, got: got == {"value": float(n * n)}) as load:
-            assert eventually(lambda: of_auto(handle, shape)["setting"][:5] == "eager", 120)
+            assert eventually(lambda: of_auto(handle)["setting"][:5] == "eager", 120)
             before = load.sent
             assert eventually(lambda: load.sent > before + 50)
-        after = of_auto(handle, shape)
+        after = of_auto(handle)
         seen = status_of(handle)
     # Every request hears something; once it has changed, that is an answer.
     assert set(load.outcomes) <= {"ok", *MAY_BE}

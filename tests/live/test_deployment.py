@@ -291,7 +291,8 @@ def test_two_applications_with_equal_names(ray_cluster):
     with contextlib.ExitStack() as running:
         handles = {}
         for app, power in powers.items():
-            made = TaskApp.options(scheduler="actor", name="equal").bind(power=power)
+            made = TaskApp.options(scheduler="actor", name="equal", num_replicas=1)
+            made = made.bind(power=power)
             handles[app] = running.enter_context(ray_cluster.running(made, app, f"/{app}"))
         stub = InferenceStub(running.enter_context(grpc.insecure_channel(ray_cluster.grpc)))
         asked = [(app, n) for n in range(20) for app in powers]

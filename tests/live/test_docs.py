@@ -18,7 +18,8 @@ from tests.docs.pages import PAGES, ROOT, Reader, at, needs_ray
 
 LIVE = [path for path in PAGES if needs_ray(path)]
 PROGRAM = ROOT / "examples" / "composition.py"  # on a port of its own
-EXAMPLES = sorted({*(ROOT / "examples").glob("*.py")} - {PROGRAM})
+TESTED = ROOT / "examples" / "one_pool.py"  # by `test_showcase`
+EXAMPLES = sorted({*(ROOT / "examples").glob("*.py")} - {PROGRAM, TESTED})
 CONFIGS = [p for what in ("digits", "pipeline") for p in (ROOT / "configs").glob(f"{what}*.yaml")]
 
 pytestmark = pytest.mark.live

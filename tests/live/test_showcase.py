@@ -3,6 +3,7 @@ sized one, on two kinds of workers in two groups, scaling, under a budget."""
 
 import math
 import time
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -83,6 +84,17 @@ def test_everything_is_answered(ray_cluster, showcase):
         assert told.status_code == 200 or told.json()["reason"] in MAY_BE
 
 
+def test_the_example_says_what_came_of_its_requests(showcase, monkeypatch, capsys):
+    assert eventually(lambda: is_planned(showcase)), plan(showcase)
+    for module, name in ((ray, "init"), (serve, "start"), (serve, "shutdown"), (ray, "shutdown")):
+        monkeypatch.setattr(module, name, Mock())
+    monkeypatch.setattr(serve, "run", lambda *_, **__: showcase)
+    monkeypatch.setattr(one_pool, "SECONDS", 2)
+    one_pool.main()
+    said = capsys.readouterr().out
+    assert all(f"{what}: {{" in said for what in (*one_pool.RATES, "workers")), said
+
+
 def test_groups_have_their_models_kinds_and_policies(showcase):
     groups = status_of(showcase)["groups"]
     assert {name: group["models"] for name, group in groups.items()} == {
@@ -106,7 +118,7 @@ def test_what_cannot_be_is_refused_with_the_reason(showcase):
     with pytest.raises((BadHeader, ValueError), match="gold"):
         showcase.remote(one_pool.DIGITS[0], model="digit", slo_class="silver").result()
     with asking(showcase, 0.002) as load:  # far more than the budget pays for
-        assert eventually(lambda: load.sent > 1000)
+        assert eventually(lambda: load.sent > 400)
     assert set(load.outcomes) <= {"ok", *MAY_BE}, load.outcomes
     assert "ok" in load.outcomes
     assert set(load.outcomes) > {"ok"}, "it could do all of that"
