@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import typer
+import yaml
+
+_PORT = 8000  # Serve's default
 
 
 def register(app: typer.Typer) -> None:
@@ -28,7 +35,46 @@ def run(ctx: typer.Context) -> None:
     serve = str(beside) if beside.is_file() else shutil.which("serve")
     if serve is None:
         raise FileNotFoundError(f"no `serve` beside {sys.executable} or on the PATH")
+    if (at := _taken(ctx.args)) is not None:
+        raise ValueError(
+            f"another program listens on {at}. If it is Serve of another Ray, its applications "
+            "would get a part of the requests. Stop it, or set another port in `http_options` of "
+            "the config"
+        )
     why_not = modes.why_not()
     typer.echo(f"mode: {modes.enter()}{f' ({why_not})' if why_not else ''}", err=True)
     sys.stderr.flush()
     os.execv(serve, ["serve", "run", *ctx.args])
+
+
+def _taken(args: Sequence[str]) -> str | None:
+    """Return the address of Serve's HTTP proxy if another program listens there. None if nobody
+    does, or if a Ray runs already: `serve run` then uses its Serve, which may be that program."""
+    named = any(arg == "-a" or arg.startswith("--address") for arg in args)
+    current = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")  # Ray's own
+    if named or os.environ.get("RAY_ADDRESS") or current.exists():
+        return None
+    options = _http_options(args)
+    host, port = options.get("host", "127.0.0.1"), options.get("port", _PORT)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a Serve that has ended
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return f"{host}:{port}" if error.errno == errno.EADDRINUSE else None
+        except (TypeError, OverflowError):  # Serve says what is wrong
+            return None
+    return None
+
+
+def _http_options(args: Sequence[str]) -> dict[str, Any]:
+    """Return `http_options` of the config in the arguments. Empty if there is none."""
+    for path in map(Path, args):
+        if path.suffix in (".yaml", ".yml", ".json") and path.is_file():
+            try:
+                options = yaml.safe_load(path.read_text(encoding="utf-8")).get("http_options")
+            except (OSError, ValueError, AttributeError, yaml.YAMLError):
+                continue
+            if isinstance(options, dict):
+                return options
+    return {}

@@ -1,9 +1,11 @@
-"""Writes files that are whole: a full disk, or an end in between, leaves what was there before."""
+"""Writes files that are whole: a full disk, or an end in between, leaves what was there before.
+Makes folders that no other user can write to."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -53,3 +55,16 @@ def write_text(path: str | Path, text: str) -> None:
     """
     with whole(path) as half:
         half.write_text(text, encoding="utf-8")
+
+
+def own_folder(path: Path) -> Path:
+    """Make a folder that only this user can read and write, if it is not there. Return it.
+
+    Raises:
+        OSError: it cannot be made, or is another user's, or is no folder.
+    """
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise PermissionError(f"{path} is no folder of this user")
+    return path

@@ -23,7 +23,6 @@ import hashlib
 import logging
 import mmap
 import os
-import stat
 import tempfile
 import threading
 import time
@@ -31,6 +30,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import NoReturn
 from uuid import uuid4
+
+from ray_slo.core.files import own_folder
 
 logger = logging.getLogger(__name__)
 
@@ -50,12 +51,7 @@ def new_attempt() -> str:
 def _folder() -> Path:
     memory = Path("/dev/shm")
     base = memory if memory.is_dir() else Path(tempfile.gettempdir())
-    folder = base / f"ray-slo-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise PermissionError(f"{folder} is no folder of this user")
-    return folder
+    return own_folder(base / f"ray-slo-{os.getuid()}")
 
 
 class Marks:

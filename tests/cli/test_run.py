@@ -1,17 +1,20 @@
 """`ray-slo run` hands everything to `serve run`, in the fast mode where that is possible."""
 
 import os
+import socket
 
 import pytest
 from typer.testing import CliRunner
 
 from ray_slo.cli import app
+from ray_slo.cli import run as run_module
 from ray_slo.core.environment import FAST
 from ray_slo.core.processes import NICENESS_ENV
 from ray_slo.serve.deadlines import PROXY_CALLBACK_ENV
 from ray_slo.serve.proxy import modes
 
 USED = (modes.HAPROXY_ENV, modes.BINARY_ENV, modes.BUFFER_ENV, modes.DRAIN_ENV, *modes.PORT_ENVS)
+USED += (*modes.FILE_ENVS, "RAY_ADDRESS")
 
 
 @pytest.fixture
@@ -26,6 +29,8 @@ def environ(monkeypatch):
         monkeypatch.setenv(name, "")  # so that it is restored
         monkeypatch.delenv(name)
     monkeypatch.setattr(os, "execv", execute)
+    monkeypatch.setenv("RAY_TMPDIR", "/nowhere")  # no Ray of this machine counts
+    monkeypatch.setattr(run_module, "_PORT", 0)  # is free
     return found
 
 
@@ -60,3 +65,28 @@ def test_without_serve_it_says_so(environ, monkeypatch, tmp_path):
     assert result.exit_code == 2
     assert "no `serve` beside" in result.output
     assert not environ
+
+
+@pytest.mark.parametrize("port_of", ["config", "default"])
+def test_another_program_on_the_port_is_named_before_ray_starts(
+    environ, monkeypatch, tmp_path, port_of
+):
+    config = tmp_path / "app.yaml"
+    with socket.socket() as other:
+        # As Serve's proxies do.
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", 0))
+        port = other.getsockname()[1]
+        other.listen()
+        if port_of == "config":
+            config.write_text(f"http_options: {{port: {port}}}\napplications: []")
+        else:
+            monkeypatch.setattr(run_module, "_PORT", port)
+            config.write_text("applications: []")
+        result = CliRunner().invoke(app, ["run", str(config)])
+        assert result.exit_code == 2
+        assert f"another program listens on 127.0.0.1:{port}" in " ".join(result.output.split())
+        assert not environ
+        said(str(config), "--address", "10.0.0.1:6379")  # a Ray that runs already
+        monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+        said(str(config))

@@ -365,7 +365,7 @@ class Intake:
             taken = limit * self._spec.num_frontends / (SLACK * slo_ms / 1e3)
             rate = min(capacity.rate, max(taken, 1.0))
         sizes = f"{self._spec.max_body_bytes};{self._spec.max_json_bytes}"
-        return f"{rate:.6g};{slo_ms:.6g};{most};{sizes}"
+        return f"{rate:.3f};{slo_ms:.3f};{most};{sizes}"  # HAProxy reads no exponent
 
     def _refuse(self, asked: Asked, reason: str, count: int = 1) -> None:
         """Note that a door refused requests. They count as demand."""

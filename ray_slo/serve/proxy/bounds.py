@@ -23,21 +23,24 @@ from ray.serve.exceptions import RayServeException
 from starlette.middleware import Middleware
 from starlette.responses import Response
 
-from ray_slo.core.environment import GRPC_HOST, MAX_BODY_BYTES
-from ray_slo.serve.deadlines import HEADERS, HTTP_PAGE
+from ray_slo.core.environment import GRPC_HOST, MARK, MAX_BODY_BYTES
+from ray_slo.serve.deadlines import HEADERS, HTTP_PAGE, MARK_HEADER
 from ray_slo.serve.deadlines import PROXY_CALLBACK as PROXY_CALLBACK
 from ray_slo.serve.deadlines import PROXY_CALLBACK_ENV as PROXY_CALLBACK_ENV
 from ray_slo.serve.errors import BadHeader, BodyTooLarge, RefusedEarly, http_response
 from ray_slo.serve.proxy.admission import AdmissionMiddleware
 from ray_slo.serve.proxy.direct import DirectMiddleware
 from ray_slo.serve.proxy.door import shared
-from ray_slo.serve.proxy.http import FailoverMiddleware
+from ray_slo.serve.proxy.http import FailoverMiddleware, elsewhere
+from ray_slo.serve.proxy.modes import has_haproxy_of_ours
 from ray_slo.serve.proxy.room import GRPC_SHARE, most, with_room
 
 _MAX_HEADERS_BYTES = 65_536  # largest size of all headers together
 _SHORT = 64  # keys of header names up to this many characters are remembered
 _MAX_VALUE = 256  # characters of a header that Serve or ray-slo reads
 _PRINTABLE = re.compile(rb"[ -~]*").fullmatch
+_STATE = b"tracestate"  # Serve decodes it. It may be long, and may come more than once
+_MARK = MARK_HEADER.encode()
 _READ = {
     name.lower().replace("-", "_").encode()
     for name in (
@@ -52,8 +55,8 @@ _READ = {
 
 
 class BoundsMiddleware:
-    """Refuses headers that are too large or not text (400, 431), and bodies that are too large
-    (413).
+    """Refuses headers that are too large or not text (400, 431), bodies that are too large (413),
+    and requests from the HAProxy of another cluster (503), whose frontend had this port before.
 
     Args:
         max_body_bytes: largest body for any application behind this proxy, in bytes.
@@ -62,19 +65,22 @@ class BoundsMiddleware:
     def __init__(self, app: Any, max_body_bytes: int) -> None:
         self._app = app
         self._max_body_bytes = max_body_bytes
+        self._mark = MARK.read().encode() if has_haproxy_of_ours() else b""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
+        named = dict(scope["headers"])
         refusal = _bad_headers(scope["headers"])
+        if self._mark and named.get(_MARK, self._mark) not in (b"", self._mark):
+            refusal = http_response(elsewhere())
         if scope["type"] == "websocket":
             if refusal is None:
                 await self._app(scope, receive, send)
             else:  # closing it before it is accepted gives HTTP status 403
                 await send({"type": "websocket.close", "code": 1008})
             return
-        named = dict(scope["headers"])
         declared = named.get(b"content-length", b"")
         is_declared = declared.isdigit() and b"transfer-encoding" not in named
         if declared.isdigit() and (len(declared) > 18 or int(declared) > self._max_body_bytes):
@@ -132,16 +138,17 @@ def _bad_headers(headers: Any) -> Response | None:
     for name, value in headers:
         size += len(name) + len(value)
         key = _known_key(name) if len(name) <= _SHORT else _key_of(name)
-        if key is None:
+        if key is None and name != _STATE:
             continue
         wrong = ""
-        if len(value) > _MAX_VALUE:
+        if key is not None and len(value) > _MAX_VALUE:
             wrong = f"has {len(value)} characters; at most {_MAX_VALUE} are read"
         elif _PRINTABLE(value) is None:
             wrong = "must be printable ASCII"
         elif key in seen:
             wrong = "is there more than once; send one"
-        seen.add(key)
+        if key is not None:
+            seen.add(key)
         if wrong:
             header = name.decode("latin-1")
             said = f"header {header} {wrong}. See {HTTP_PAGE}#requests"
@@ -164,6 +171,7 @@ def middlewares() -> list[Middleware]:
     give_back()
     max_body_bytes = MAX_BODY_BYTES.read()
     grpc_server.bind_to(GRPC_HOST.read())
+    grpc_server.keep_port()
     grpc_server.bound_messages(max_body_bytes + MESSAGE_OVERHEAD, most(GRPC_SHARE))
     bound_heads(functools.partial(with_room, full=http_response(_full())))
     accept_many()

@@ -24,7 +24,7 @@ from ray_slo.serve.deadlines import (
     without,
 )
 from ray_slo.serve.errors import http_response
-from ray_slo.serve.proxy.http import WAITED_S, suspect
+from ray_slo.serve.proxy.http import WAITED_S, elsewhere, suspect
 from ray_slo.serve.proxy.modes import believes, since
 from ray_slo.serve.ray_private.http_head import ARRIVAL
 from ray_slo.serve.ray_private.ingress import Ingress
@@ -78,10 +78,15 @@ def before_s(metadata: Mapping[str, str]) -> float:
     there is no HAProxy.
 
     Raises:
-        FrontendLost: the call may have ended another frontend.
+        FrontendLost: the call may have ended another frontend, or came through the HAProxy of
+            another cluster, whose frontend had this port before.
     """
-    arrived = metadata.get(ARRIVED_HEADER)
-    if arrived is None or not believes(metadata.get(MARK_HEADER, "")):
+    arrived, mark = metadata.get(ARRIVED_HEADER), metadata.get(MARK_HEADER, "")
+    if not believes(mark):
+        if mark and believes(MARK.read()):
+            raise elsewhere()
+        return 0.0
+    if arrived is None:
         return 0.0
     ago_s = since(arrived, time.time())
     if ago_s > WAITED_S and is_suspect(metadata.get(ATTEMPT_HEADER, "")):

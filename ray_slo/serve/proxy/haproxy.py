@@ -32,12 +32,14 @@ Nothing here needs Ray: HAProxy must be up at once.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
 import resource
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -58,6 +60,7 @@ HEAD_S = 10
 _CHECKS_S = 1  # time between health checks
 _FILES_EACH = 2.5  # by HAProxy's own count, a connection needs two sockets and half a pipe
 _FILES_ELSE = 100  # files that are no connections
+_PARENT_ENDS = 1  # PR_SET_PDEATHSIG of prctl(2)
 _CHECK_S = 2  # time for the answer of a check; after two misses, a frontend is too busy, or hangs
 
 
@@ -247,6 +250,17 @@ def binary() -> str:
     return str(get_haproxy_binary())
 
 
+def end_with_parent() -> None:
+    """Let this process stop accepting connections, and end after the last one, when the process
+    that started it ends. Otherwise HAProxy would keep its port after Serve was killed, and know
+    nothing of new replicas. Only Linux can do that."""
+    if sys.platform == "linux":
+        parent = os.getppid()
+        ctypes.CDLL(None).prctl(_PARENT_ENDS, signal.SIGUSR1)  # `execv` keeps it
+        if os.getppid() != parent:
+            sys.exit(f"{COMMAND}: the process that started it has ended")
+
+
 def main() -> None:
     """Complete the configuration that the arguments name, and become HAProxy. With `--env`, print
     the variables of the fast mode for a shell instead, with `--yaml` for a config of Serve."""
@@ -262,6 +276,7 @@ def main() -> None:
             print("controller_options:\n  runtime_env:\n    env_vars:")
             print("\n".join(f"      {name}: {json.dumps(v)}" for name, v in told.items()))
         return
+    end_with_parent()
     try:
         path = binary()
         for i, argument in enumerate(arguments[:-1]):

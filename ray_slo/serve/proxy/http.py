@@ -136,6 +136,11 @@ def lost() -> SLOError:
     return FrontendLost("the frontend died with the request, and no other could take it")
 
 
+def elsewhere() -> SLOError:
+    """Return the error for a request that came through the HAProxy of another cluster."""
+    return FrontendLost("the frontend is gone, and another cluster has its port now")
+
+
 def replaced() -> SLOError:
     """Return the error for a request that comes while an application is deployed again."""
     return FrontendLost("no frontend is up: the application is being deployed again, or deleted")

@@ -27,6 +27,7 @@ from importlib.metadata import requires
 from pathlib import Path
 
 from ray_slo.core import environment
+from ray_slo.core.files import own_folder
 from ray_slo.core.processes import NICENESS_ENV
 from ray_slo.core.text import quoted
 from ray_slo.serve.deadlines import PROXY_CALLBACK, PROXY_CALLBACK_ENV
@@ -44,6 +45,15 @@ PORT_ENVS = {
     "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": 9500,
 }
 """The variables of the ports of HAProxy, and of Serve's proxy behind it, with Serve's defaults."""
+
+FILE_ENVS = {
+    "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": "haproxy.cfg",
+    "RAY_SERVE_HAPROXY_SOCKET_PATH": "admin.sock",
+    "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": "",
+    "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": "server-state",
+    "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": "metrics.sock",
+}
+"""The variables of HAProxy's files, and their names. Below them is a folder per node."""
 
 BUFFER_BYTES = 32_768  # HAProxy's buffer; requests that fit can be sent again
 _LOCAL_DRAIN_S = 1  # HAProxy on the same machine learns at once of new and removed replicas
@@ -113,7 +123,8 @@ def variables(environ: Mapping[str, str] | None = None, local: bool = True) -> d
     `environ` names ports. Serve's default ports are the same for all clusters. So the HAProxy of a
     second cluster on this machine could not start. And where an application of the second cluster
     has no replica, its HAProxy would ask the first one's proxy, and another application could
-    answer.
+    answer. HAProxy's files are in a folder of this user. Serve's default, in `/tmp`, belongs to the
+    first user of the machine, and others could not start HAProxy.
 
     Args:
         environ: present environment. Default: that of this process.
@@ -139,9 +150,18 @@ def variables(environ: Mapping[str, str] | None = None, local: bool = True) -> d
         PROXY_CALLBACK_ENV: PROXY_CALLBACK,
         NICENESS_ENV: environ.get(NICENESS_ENV, "0"),
         BUFFER_ENV: str(BUFFER_BYTES),
+        **{name: path for name, path in _files().items() if name not in environ},
         **dict(zip(missing, map(str, free_ports(len(missing))), strict=True)),
         **({environment.MARK.name: mark} if mark else {}),
     }
+
+
+def _files() -> dict[str, str]:
+    """Return the paths of HAProxy's files. None if this user cannot have such a folder."""
+    with suppress(OSError):  # the path is short, because that of a socket is bounded
+        folder = own_folder(Path("/tmp", f"ray-slo-proxy-{os.getuid()}"))
+        return {name: str(folder / file) for name, file in FILE_ENVS.items()}
+    return {}
 
 
 def enter(environ: MutableMapping[str, str] | None = None, local: bool = True) -> str:

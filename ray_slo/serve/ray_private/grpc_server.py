@@ -34,6 +34,26 @@ def bind_to(host: str) -> None:
     default_impl.add_grpc_address = add_grpc_address
 
 
+def keep_port() -> None:
+    """Let a gRPC server that Serve starts without `SO_REUSEPORT` fail if another process has its
+    port. Serve then tries the next one. Serve says so to gRPC with a text, which gRPC ignores, and
+    replicas of two clusters on one machine would share a port."""
+    from ray.serve._private import grpc_util
+
+    original = grpc_util.gRPCGenericServer.__init__
+    if hasattr(original, "_ray_slo"):
+        return
+
+    @wraps(original)
+    def begin(self: Any, *args: Any, extra_options: Any = None, **options: Any) -> None:
+        said = {"0": 0, "1": 1}
+        extra = [(name, said.get(value, value)) for name, value in extra_options or []]
+        original(self, *args, extra_options=extra, **options)
+
+    begin._ray_slo = True  # type: ignore[attr-defined]
+    grpc_util.gRPCGenericServer.__init__ = begin
+
+
 def bound_messages(max_bytes: int, max_connections: float = math.inf) -> None:
     """Make Serve's gRPC server of this process refuse larger messages and more connections, close
     idle connections, and accept more than a thousand calls at a time.

@@ -50,7 +50,7 @@ async def test_http(app):
             assert (answer.headers["content-type"], answer.body) == (kind, body)
             assert answer.headers["x-slo-model"] == "m"
         told = await ask(front, item=["a", 1], x_slo_body_whole="1")
-        assert told.headers["x-slo-capacity"].split(";")[1] == "30000"
+        assert told.headers["x-slo-capacity"].split(";")[1] == "30000.000"
         for made_up in ({"path": "/x"}, {"x_slo_class": "x"}):  # which no door should keep
             told = await ask(front, item=["a", 1], x_slo_body_whole="1", **made_up)
             assert told.headers["x-slo-capacity"] == "none"

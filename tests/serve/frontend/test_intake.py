@@ -150,7 +150,7 @@ async def test_refusals_at_a_door_count_for_the_class():
     one = intake(models=CLASSES, has_door_before=True)
     one.heed_proxy({"x-slo-refused-before": "7"}, one.asked("m", 0.0, slo_class="gold"))
     assert one.refused == [("m@gold", 7)]
-    assert one.capacity_said("m", "gold").split(";")[1] == "50"
+    assert one.capacity_said("m", "gold").split(";")[1] == "50.000"
     assert one.capacity_said("m", "silver") == "none"
 
 
@@ -310,11 +310,20 @@ async def test_what_is_refused_at_the_doors_is_demand():
 async def test_what_our_door_in_the_proxy_is_told():
     options = {"max_queued_requests": 50, "num_frontends": 2, "scheduler": "actor"}
     options |= {"max_body_bytes": 2000, "max_json_bytes": 1000}
-    assert intake(**options).capacity_said("m") == "inf;400;100;2000;1000"
+    assert intake(**options).capacity_said("m") == "inf;400.000;100;2000;1000"
     known = intake(capacity=Capacity(80.0, frozenset({"w"})), **options)
-    assert known.capacity_said("") == "80;400;100;2000;1000"
+    assert known.capacity_said("") == "80.000;400.000;100;2000;1000"
     for made_up in ("no/model", "M", "m/", "m;v=1", "m\0", "../m", "m" * 60_000):
         assert known.capacity_said(made_up) == "none"
+
+
+@in_loop
+async def test_haproxy_which_reads_no_exponent_can_read_large_numbers():
+    one = intake(
+        capacity=Capacity(2e6, frozenset({"w"})),
+        models={"m": {"callable": "apps:M", "latency_slo_ms": 86_400_000}},
+    )
+    assert one.capacity_said("m").startswith("2000000.000;86400000.000;")
 
 
 @in_loop
@@ -334,7 +343,7 @@ async def test_a_busy_frontend_takes_fewer_requests():
         rate = float(one.capacity_said("m").partition(";")[0])
         assert (rate < 1e4) == is_slow
         # No request of the class was answered.
-        assert one.capacity_said("m", "gold").startswith("10000;")
+        assert one.capacity_said("m", "gold").startswith("10000.000;")
         assert list(one._congestion) == ["m"]
 
 

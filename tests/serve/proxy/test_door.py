@@ -118,7 +118,7 @@ async def test_grpc_says_it_likewise(app):
         assert json.loads(reply.json) == "a"
         assert ("unanswered", "m", "refused", "door", 3) in metrics.seen
         ((name, said),) = context.trailing
-        assert (name, said.split(";")[1]) == ("x-slo-capacity", "30000")
+        assert (name, said.split(";")[1]) == ("x-slo-capacity", "30000.000")
 
 
 @in_loop

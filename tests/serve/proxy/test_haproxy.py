@@ -19,6 +19,7 @@ from urllib.parse import unquote
 import pytest
 
 from ray_slo.core import environment
+from ray_slo.core.processes import is_running
 from ray_slo.serve import suspects
 from ray_slo.serve.deadlines import HEADERS
 from ray_slo.serve.protos import SERVICE
@@ -612,3 +613,26 @@ def test_who_shuts_the_sending_side_is_told_why_there_is_no_answer(tmp_path):
     assert head.startswith(b"HTTP/1.1 400 ") and b"application/json" in head
     said = json.loads(body)
     assert said["reason"] == "bad_request" and "shut its sending side" in said["message"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can do that")
+def test_it_ends_with_the_process_that_started_it():
+    became = f"import os, {haproxy.__name__} as h; h.end_with_parent(); "
+    became += "print(os.getpid(), flush=True); os.execv('/bin/sleep', ['sleep', '60'])"
+    parent = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            f"import subprocess, sys; subprocess.run([sys.executable, '-c', {became!r}])",
+        ],
+        stdout=subprocess.PIPE,
+    )
+    pid = int(parent.stdout.readline())
+    assert is_running(pid)
+    parent.kill()
+    parent.wait()
+    until = time.monotonic() + 30
+    while is_running(pid) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not is_running(pid)
+    parent.stdout.close()

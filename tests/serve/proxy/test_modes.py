@@ -96,6 +96,20 @@ def test_each_cluster_of_a_machine_has_ports_of_its_own():
     assert not ordinary.keys() & set(modes.PORT_ENVS)
 
 
+def test_each_user_of_a_machine_has_files_of_its_own(monkeypatch):
+    environ = {}
+    modes.enter(environ)
+    (folder,) = {Path(environ[name]).parent for name, file in modes.FILE_ENVS.items() if file}
+    assert environ["RAY_SERVE_HAPROXY_SERVER_STATE_BASE"] == str(folder)
+    assert (folder.stat().st_uid, folder.stat().st_mode & 0o777) == (os.getuid(), 0o700)
+    node = "f" * 56
+    assert len(f"{folder}/{node}/admin.sock.4194304.tmp") < 108  # of a Unix socket
+    monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
+    monkeypatch.setattr(Path, "mkdir", lambda *_, **__: None)
+    monkeypatch.setattr(Path, "lstat", lambda _: folder.stat())
+    assert not modes.FILE_ENVS.keys() & modes.variables({}).keys()  # another user has it
+
+
 @pytest.mark.slow
 def test_serve_reads_the_ports():
     names = [f"constants.{name}" for name in modes.PORT_ENVS]
