@@ -302,7 +302,7 @@ def _measure(
         if example is not None:
             item = cls.preprocess(example) if hasattr(cls, "preprocess") else example
         elif hasattr(cls, "example_input"):
-            item = cls.example_input()
+            item = cls.example_input(*(1,) * hasattr(cls, "size"))
         else:
             raise ValueError(
                 "the class has no static method example_input(); add one that returns a "

@@ -9,7 +9,7 @@ from typing import Any
 from ray_slo.core.arguments import check
 from ray_slo.core.names import import_attr, nearest
 from ray_slo.core.policy import Policy, unwrapped
-from ray_slo.core.text import quoted
+from ray_slo.core.text import quoted, text_of
 from ray_slo.core.trees import Tree
 from ray_slo.policies.composed import Composed
 from ray_slo.policies.limited import Limited
@@ -77,8 +77,8 @@ def make_policy(policy: str | Policy, kwargs: Mapping[str, Any] | None = None) -
         try:
             check(target, kwargs)
             made = target(**kwargs)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"policy {policy!r}: {error}") from error
+        except (TypeError, ValueError, OSError) as error:  # a file of tables may be missing
+            raise ValueError(f"policy {policy!r}: {text_of(error)}") from error
     if not isinstance(made, Policy):
         raise ValueError(f"policy {policy!r} gives {type(made).__name__}, which is no Policy")
     return made

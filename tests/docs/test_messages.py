@@ -128,7 +128,8 @@ def test_a_hook_that_could_not_be_called_is_refused_by_name(name):
         with pytest.raises(ValueError, match=rf"Made\.{name} .*{name}\(") as error:
             ray_slo.deployment(latency_slo_ms=100)(made(**{name: staticmethod(wrong)}))
         assert str(error.value).splitlines()[-1] == f"See {DEPLOYMENTS}"
-    for right in (lambda *given: 1, lambda item=None: 1, len):
+    rights = [lambda *given: 1, lambda item=None: 1, *[len] * (name != "example_input")]
+    for right in rights:
         ray_slo.deployment(latency_slo_ms=100)(made(**{name: staticmethod(right)}))
 
 

@@ -77,6 +77,7 @@ class Deployment:
         options = {k: v for k, v in self._options.items() if v is not None}
         model = {k: options.pop(k) for k in ModelConfig.model_fields if k in options}
         worker = {k: options.pop(k) for k in WorkerConfig.model_fields if k in options}
+        check_apart(options, worker, "models", "the model is the decorated class")
         policy = {
             "name": options.pop("policy", None),
             "kwargs": options.pop("policy_kwargs", {}),
@@ -88,12 +89,36 @@ class Deployment:
         return parse_spec(
             {
                 "models": {name: model},
-                "workers": {"default": worker},
+                **({"workers": {"default": worker}} if worker else {}),
                 "policy": policy,
                 "name": name,
                 **options,
             }
         )
+
+
+def check_apart(
+    options: Mapping[str, Any], worker: Mapping[str, Any], made: str, what: str
+) -> None:
+    """Refuse fields of an application that would replace other arguments of the same call.
+
+    Args:
+        options: fields of the application.
+        worker: fields of the only kind of workers.
+        made: the field that the other arguments make.
+        what: what it is, as a sentence.
+
+    Raises:
+        ValueError: names the field, and where to write it.
+    """
+    if made in options:
+        raise ValueError(f"{made}: {what}; leave it out, or use ray_slo.application")
+    for name in sorted({"workers", "groups"} & options.keys()):
+        if worker:
+            raise ValueError(
+                f"{name}: {', '.join(worker)} would be lost; write it in {name}, for each kind of "
+                "worker"
+            )
 
 
 def deployment(

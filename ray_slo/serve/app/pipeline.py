@@ -11,6 +11,7 @@ from ray.serve import Application
 from ray_slo.core.pages import PIPELINES, pointing
 from ray_slo.core.text import quoted
 from ray_slo.serve.app.build import build_app_from_spec
+from ray_slo.serve.app.decorator import check_apart
 from ray_slo.serve.config.models import Variant
 from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.config.spec import AppSpec
@@ -157,6 +158,8 @@ class Pipeline:
             "max_replicas": max_replicas,
             "ray_actor_options": ray_actor_options,
         }
+        worker = {k: v for k, v in worker.items() if v is not None}
+        check_apart(options, worker, "pipeline", "it is made of the tasks")
         with pointing(PIPELINES):
             named = by_name(tasks)
         self._data: dict[str, Any] = {
@@ -167,7 +170,7 @@ class Pipeline:
                 "join": join,
                 "path_accuracies": {} if path_accuracies is None else path_accuracies,
             },
-            "workers": {"default": {k: v for k, v in worker.items() if v is not None}},
+            **({"workers": {"default": worker}} if worker else {}),
             "policy": {"name": policy, "kwargs": {} if policy_kwargs is None else policy_kwargs},
             "name": name,
             **options,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ray_slo.core import LatencyProfile
+from ray_slo.core.documents import MAX_BATCH
 from ray_slo.core.pages import DEPLOYMENTS, pointed
 from ray_slo.core.profiles import load_profiles, profile_of
 from ray_slo.core.text import quoted, text_of
@@ -341,4 +342,6 @@ def _positive_int(name: str, value: Any) -> int:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 1 <= value < math.inf or value != int(value):
         raise _refused(f"{name} must be a whole number of at least 1, got {quoted(value)}")
+    if value > MAX_BATCH:
+        raise _refused(f"{name} must be at most {MAX_BATCH}, got {quoted(value)}")
     return int(value)

@@ -14,7 +14,7 @@ from ray_slo.serve.config.common import MOST_REPLICAS, StrictConfig, check_name
 from ray_slo.serve.config.models import ModelConfig
 from ray_slo.serve.config.pipeline import PipelineConfig
 from ray_slo.serve.config.policy import PolicyConfig
-from ray_slo.serve.config.workers import NOT_OURS, GroupConfig, WorkerConfig
+from ray_slo.serve.config.workers import NOT_OURS, GroupConfig, WorkerConfig, Workers
 from ray_slo.serve.planner.plugin import planner_class
 
 _LABEL = r"[\w-]{1,63}"
@@ -202,7 +202,7 @@ class AppConfig(Settings):
     models: dict[str, ModelConfig] = Field(default_factory=dict)
     pipelines: dict[str, PipelineConfig] = Field(default_factory=dict)
     pipeline: PipelineConfig | None = None
-    workers: dict[str, WorkerConfig] | None = None
+    workers: Workers | None = None
     groups: dict[str, GroupConfig] = Field(default_factory=dict)
     planner: PlannerConfig | None = None
     policy: PolicyConfig = Field(default_factory=PolicyConfig)

@@ -88,6 +88,10 @@ def check_user_class(target: Any, has_variants: bool = False) -> type[Any]:
     for name in HOOKS:
         if name != JOIN and inspect.getattr_static(target, name, target) is not target:
             check_hook(target, name)
+    if (example := getattr(target, "example_input", None)) is not None:
+        sized = hasattr(target, "size")
+        wanted = "example_input(size), as there is a size(item)" if sized else "example_input()"
+        check_fits(f"{target.__name__}.example_input", example, (int(sized),), wanted)
     return target
 
 

@@ -6,12 +6,12 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from ray_slo.core.explain import Misplaced
 from ray_slo.core.names import nearest
 from ray_slo.planning.catalogue import CATALOGUE, InstanceType, Price
-from ray_slo.serve.config.common import MOST_REPLICAS, StrictConfig
+from ray_slo.serve.config.common import MOST_REPLICAS, StrictConfig, check_name
 from ray_slo.serve.config.policy import PolicyConfig
 
 # Options of `serve.deployment`, and of Serve's `autoscaling_config`, that have no meaning here.
@@ -235,6 +235,16 @@ class WorkerConfig(ServeOptions):
         return dict(self.ray_actor_options or {})
 
 
+def _kind_names(value: dict[str, WorkerConfig]) -> dict[str, WorkerConfig]:
+    for name in value:
+        check_name("worker", name)
+    return value
+
+
+Workers = Annotated[dict[str, WorkerConfig], AfterValidator(_kind_names)]
+"""Workers by hardware kind."""
+
+
 class GroupConfig(StrictConfig):
     """A serving group: its own workers with their own scheduler.
 
@@ -245,7 +255,7 @@ class GroupConfig(StrictConfig):
         policy: policy of its scheduler; default: the application's.
     """
 
-    workers: dict[str, WorkerConfig] = Field(default_factory=lambda: {"default": WorkerConfig()})
+    workers: Workers = Field(default_factory=lambda: {"default": WorkerConfig()})
     models: list[str] = Field(default_factory=list)
     policy: PolicyConfig | None = None
 

@@ -28,7 +28,8 @@ FOLLOWS |= {"group_of", "group_now", "allowed_groups"}
 """Fields of a problem that are measured, or follow from the application."""
 
 _FIXED = {"waiting_factor", "fits_alone", "headroom_quantile", "headroom_period_s"}
-_IDLE_S = 60.0  # least time before the last worker stops
+_IDLE_S = 60.0  # least time before the last worker stops, unless the user names one
+_HEARD_S = 2.0  # frontends report more often than this; with less, busy streams would look idle
 
 
 class Auto(PlannerPlugin):
@@ -96,7 +97,9 @@ class Auto(PlannerPlugin):
         bounds = {kind: worker.replica_bounds for kind, worker in spec.workers.items()}
         delays = {kind: worker.autoscaling for kind, worker in spec.workers.items()}
         idle = [
-            delay.downscale_to_zero_delay_s or max(delay.downscale_delay_s or 0.0, _IDLE_S)
+            max(delay.downscale_delay_s or 0.0, _IDLE_S)
+            if delay.downscale_to_zero_delay_s is None
+            else max(delay.downscale_to_zero_delay_s, _HEARD_S)
             for kind, delay in delays.items()
             if bounds[kind] is not None
         ]

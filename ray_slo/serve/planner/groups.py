@@ -55,11 +55,11 @@ class Groups(PlannerPlugin):
             raise ValueError(
                 f"planner.kwargs.memory_mb must be a number of megabytes, got {quoted(room)}"
             )
+        kwargs = cls.arguments(planner.kwargs)
         cls._check_groups(config, planner)
-        parts = planner.kwargs.get("sub_clusters")
+        parts = kwargs.get("sub_clusters")
         names = list(config.groups) or ["g"] * int(parts or 1)
         alike = group_plans.Measured(dict.fromkeys(models, 1.0), dict.fromkeys(models, 1.0))
-        kwargs = cls.arguments(planner.kwargs)
         for field in ("dynamic_mb", "change_cost"):
             _check_numbers(f"planner.kwargs.{field}", kwargs.get(field, {}), models)
         try:

@@ -513,6 +513,7 @@ def test_groups_name_their_workers():
             },
             r"planner\.kwargs\.dynamic_mb\.m must be at least 0",
         ),
+        ({"planner": {"name": "herd", "kwargs": {"sub_clusters": "x"}}}, "sub_clusters"),
         ({"planner": {"name": "partition"}}, r"sub_clusters: must be the number .* from 1 to 1"),
         ({"planner": {"name": "herd"}, "groups": GROUPS}, "leave groups out .* 'partition'"),
         (

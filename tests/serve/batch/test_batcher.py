@@ -950,6 +950,7 @@ class TestConfiguration:
             ({"latency_slo_ms": "fast"}, "got 'fast'"),
             ({"max_batch_size": 0}, "max_batch_size must be a whole number"),
             ({"max_batch_size": 2.5}, "2.5"),
+            ({"max_batch_size": 10**9}, "max_batch_size must be at most 100000"),
             ({"max_batch_size": "8"}, "'8'"),
             ({"max_concurrent_batches": 0}, "max_concurrent_batches"),
             ({"objective": "magic"}, "magic"),

@@ -64,6 +64,22 @@ class RankFirst(Model):
         pass
 
 
+class SizedExample(Model):
+    @staticmethod
+    def example_input(size):
+        return size
+
+
+class NoSize(Model):
+    @staticmethod
+    def size(item):
+        return item
+
+    @staticmethod
+    def example_input():
+        return 1
+
+
 class HealthOfWhat(Model):
     def check_health(self, what):
         pass
@@ -161,6 +177,11 @@ Model_ = {"callable": Model, "latency_slo_ms": 100}
         (args(models={"m" * 101: Model_}), "has 101 characters; use at most 100"),
         (args(models={5: Model_}), "models.5: the key must be a text, got 5; write it in quotes"),
         (args(name="a#b"), "name: deployment name 'a#b': use ASCII letters, digits"),
+        (args(workers={"a#b": {}}), "workers: worker name 'a#b': use ASCII letters, digits"),
+        (
+            args(policy={"name": "ramsis", "kwargs": {"tables": "no/such.npz"}}),
+            "policy: policy 'ramsis': no/such.npz: No such file or directory",
+        ),
     ],
 )
 def test_mistakes_name_field_value_and_choices(wrong, says):
@@ -228,6 +249,8 @@ def test_every_mistake_is_named_at_once():
         (ReconfigureTakesNothing, "takes (self); it must be reconfigure(self, user_config) or"),
         (RankFirst, "takes (self, config, rank, more); it must be reconfigure(self, user_config"),
         (HealthOfWhat, "HealthOfWhat.check_health takes (self, what); it must be check_health(sel"),
+        (SizedExample, "SizedExample.example_input takes (size); it must be example_input()"),
+        (NoSize, "NoSize.example_input takes (); it must be example_input(size), as there is"),
         (object, "has no __call__"),
         (len, "is made from a class"),
         (Model(), "is made from a class"),
@@ -250,6 +273,23 @@ def test_mistakes_in_the_decorator():
         ray_slo.deployment(latency_slo_ms=50)(Model).options(num_replica=2)
     with pytest.raises(RuntimeError, match="is not constructed directly"):
         ray_slo.deployment(latency_slo_ms=50)(Model)()
+
+
+def test_what_would_replace_other_arguments_of_the_call_is_refused():
+    made = ray_slo.deployment(latency_slo_ms=50)(Model)
+    gpu = {"workers": {"gpu": {"num_replicas": 2}}}
+    with pytest.raises(ValueError, match="workers: num_replicas, ray_actor_options would be lost"):
+        made.options(num_replicas=4, ray_actor_options={"num_gpus": 1}, **gpu).bind()
+    with pytest.raises(ValueError, match="models: the model is the decorated class"):
+        made.options(models={"m": Model_}).bind()
+    tasks = [ray_slo.Task("a", Model)]
+    with pytest.raises(ValueError, match="groups: num_replicas would be lost"):
+        ray_slo.Pipeline(tasks, latency_slo_ms=50, num_replicas=2, groups={"g": {}})
+    with pytest.raises(ValueError, match="pipeline: it is made of the tasks"):
+        ray_slo.Pipeline(tasks, latency_slo_ms=50, pipeline={"tasks": {}})
+    assert [*made.options(**gpu)._spec((), {}).workers] == ["gpu"]
+    grouped = made.options(groups={"g": {"models": ["Model"]}})._spec((), {})
+    assert [*grouped.groups] == ["g"]
 
 
 def test_config_may_name_a_decorated_class():

@@ -126,6 +126,8 @@ def test_no_worker_is_needed_only_where_none_of_any_kind_is():
     assert setting_of(workers={"a": none, "b": {"max_replicas": 2}}).idle_s is None
     soon = {"autoscaling_config": {**none, "downscale_to_zero_delay_s": 20}}
     assert setting_of(workers={"a": soon}).idle_s == 20
+    at_once = {"autoscaling_config": {**none, "downscale_to_zero_delay_s": 0}}
+    assert setting_of(workers={"a": at_once}).idle_s == 2  # until every frontend has reported
 
 
 def test_policies_that_do_not_choose_variants_go_by_its_assignments():
