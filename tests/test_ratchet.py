@@ -29,13 +29,13 @@ CODE_LINES = {
     "planning": 8198,  # when a brain is asked; zero; moves that failed; workers that return
     "policies": 6571,
     "record": 948,
-    "serve": 2154,  # two times after a deadline, once for frontends and HAProxy
-    "serve/app": 751,
-    "serve/batch": 751,  # what the door and it tell each other
-    "serve/channels": 781,
-    "serve/config": 1317,
-    "serve/frontend": 2594,  # imports one of them
-    "serve/planner": 1552,  # what frontends remember for the next planner
+    "serve": 2161,  # coroutines that plain functions return
+    "serve/app": 766,  # fields that would replace others
+    "serve/batch": 753,  # what the door and it tell each other
+    "serve/channels": 785,
+    "serve/config": 1326,  # names of kinds; example_input
+    "serve/frontend": 2603,  # answers that are shared; other releases
+    "serve/planner": 1555,  # what frontends remember for the next planner
     "serve/protos": 20,
     "serve/proxy": 1927,  # keeps clusters and users of a machine apart
     "serve/ray_private": 1099,  # gRPC ports are not shared

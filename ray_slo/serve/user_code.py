@@ -18,10 +18,10 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -244,6 +244,7 @@ class _Call(NamedTuple):
     future: asyncio.Future[Any]
     came: float
     run: Callable[[], Any]
+    context: Context
 
 
 class HookThreads:
@@ -267,7 +268,7 @@ class HookThreads:
         self._waiting: deque[_Call] = deque()
         self._active = 0  # threads at work
         self._began: dict[int, float] = {}  # start of the call of each
-        self._done: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
+        self._done: deque[tuple[_Call, Any, BaseException | None]] = deque()
         self._is_settling = False
         self._watch: asyncio.TimerHandle | None = None
 
@@ -283,9 +284,10 @@ class HookThreads:
         is done, such as cancelled, does not run."""
         loop, now = asyncio.get_running_loop(), time.monotonic()
         future: asyncio.Future[Any] = loop.create_future()
-        guarded = partial(copy_context().run, self._guarded, function, values)
+        context = copy_context()
+        guarded = partial(context.run, self._guarded, function, values)
         with self._lock:
-            self._waiting.append(_Call(future, now, guarded))
+            self._waiting.append(_Call(future, now, guarded, context))
             slow = sum(began < now - _SLOW_S for began in list(self._began.values()))
             needs_thread = slow == self._active
         if needs_thread:
@@ -337,7 +339,7 @@ class HookThreads:
         except BaseException as raised:
             error = raised
         del self._began[thread]
-        self._done.append((waiting.future, result, error))
+        self._done.append((waiting, result, error))
         if not self._is_settling:
             self._is_settling = True
             with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -345,16 +347,31 @@ class HookThreads:
         return True
 
     def _settle(self) -> None:
-        """Hand results over, on the event loop."""
+        """Hand results over, on the event loop. A function that is not async may return a
+        coroutine, such as a decorator around one that is."""
         self._is_settling = False
         while self._done:
-            future, result, error = self._done.popleft()
+            (future, _, _, context), result, error = self._done.popleft()
             if future.done():
                 continue
-            if error is None:
-                future.set_result(result)
-            else:
+            if error is not None:
                 future.set_exception(error)
+            elif inspect.isawaitable(result):
+                context.run(self.start, future, _awaited, (result,))
+            else:
+                future.set_result(result)
+
+    def start(
+        self,
+        future: asyncio.Future[Any],
+        function: Callable[..., Coroutine[Any, Any, Any]],
+        values: tuple[Any, ...],
+    ) -> None:
+        """Begin an async call, and put its outcome into a future. When that is done before, such as
+        cancelled, nobody waits, and the call is cancelled."""
+        call = _into(future, guarded(function, values, self.inside()))
+        task = asyncio.get_running_loop().create_task(call)
+        future.add_done_callback(lambda _: task.cancel())
 
     def longest_s(self) -> float:
         """Return how long the longest of the running calls has been running, in seconds."""
@@ -382,6 +399,10 @@ def _kept(result: Any) -> Any:
     return result if type(result) is list else own(result, as_it_is)
 
 
+async def _awaited(result: Awaitable[Any]) -> Any:
+    return _kept(await result)
+
+
 class Hook:
     """A user's `preprocess`, `postprocess`, `join` or `size`. It runs in a thread, or is awaited if
     it is async.
@@ -404,11 +425,8 @@ class Hook:
         it any more."""
         if not self._is_async:
             return self._threads.begin(self._function, values)
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
-        call = _into(future, guarded(self._function, values, self._threads.inside()))
-        task = loop.create_task(call)
-        future.add_done_callback(lambda _: task.cancel())
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._threads.start(future, self._function, values)
         return future
 
 

@@ -215,7 +215,8 @@ async def test_it_connects_once_and_again_when_the_connection_is_lost():
         asked.append((kind, worker))
         if worker == "gone":
             raise LookupError(worker)
-        return {"here": listener.address, "elsewhere": "nowhere", "old": ""}[worker]
+        found = {"elsewhere": "nowhere", "old": ""}
+        return found.get(worker, listener.address)
 
     async with listening(answer) as (listener, _):
         connections = Connections(address_of, asyncio.ensure_future)
@@ -232,6 +233,9 @@ async def test_it_connects_once_and_again_when_the_connection_is_lost():
         assert to("gpu", "here") is None
         again = await until(lambda: to("gpu", "here"))
         assert await again.call(6) == 6
+        again.close()  # this worker is gone; the next one has another name
+        await until(lambda: to("gpu", "next"))
+        assert [*connections._open] == ["next"]
         connections.close()
 
 

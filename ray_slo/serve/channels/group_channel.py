@@ -194,7 +194,10 @@ class GroupedChannel(Channel):
         self._on_messages([Refusal((request_id,), DropReason.NO_WORKER.value, math.nan)])
 
     def _on_reset(self, group: str) -> None:
-        self._resubmit([i for i, (_, g) in self._queued.items() if g == group])
+        ids = [i for i, (_, g) in self._queued.items() if g == group]
+        for i in ids:  # some may be too late to be sent again
+            del self._queued[i]
+        self._resubmit(ids)
 
     def _on_group_messages(self, group: str, messages: list[Message]) -> None:
         kept: list[Message] = []
@@ -210,6 +213,7 @@ class GroupedChannel(Channel):
                     model, _ = self._queued.get(i, ("", ""))
                     # The request's model has left the group to which the request was sent.
                     if moved and self._routes.get(model, group) != group:
+                        self._queued.pop(i, None)
                         again.append(i)
                     else:
                         ids.append(i)

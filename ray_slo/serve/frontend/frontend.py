@@ -9,6 +9,7 @@ that a client's item reaches (`tree`), under one deadline.
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import logging
 import time
@@ -172,10 +173,9 @@ class Frontend:
         async with self._intake.admitted(asked):
             try:
                 answer = await self._service.answer(asked, item)
-            except SLOError:
-                raise
             except Exception as error:  # its caller is in another process
-                if (sent := sendable(error)) is error:
+                is_ours = type(error).__module__ == SLOError.__module__
+                if is_ours or (sent := sendable(error)) is error:
                     raise
                 raise sent from None
         return answer if response_metadata else answer.result
@@ -459,6 +459,9 @@ async def _response(answer: Answer, encoding: asyncio.Lock) -> Response:
     """
     result = answer.result
     if isinstance(result, Response):
+        result = copy.copy(result)  # the user's code may return it again
+        result.raw_headers = list(result.raw_headers)
+        vars(result).pop("_headers", None)  # Starlette's view of the other list
         result.headers.update(answer.headers())
         return result
     if isinstance(result, bytes):

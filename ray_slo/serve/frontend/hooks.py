@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import queue
 import time
@@ -166,9 +165,7 @@ class Hooks:
         return await self._called(self.postprocess[model], asked, value)
 
     async def _called(self, hook: Hook, asked: Asked, *values: Any) -> Any:
-        """Return the result of a hook. A function that is not async may return a coroutine."""
-        result = await self.in_time(asked, hook(*values))
-        return await self.in_time(asked, result) if inspect.isawaitable(result) else result
+        return await self.in_time(asked, hook(*values))
 
     async def in_time(
         self,

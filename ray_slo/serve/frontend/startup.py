@@ -61,6 +61,7 @@ class Startup:
 
     def heard(self, progress: Progress, now: float) -> None:
         """Take a worker's report."""
+        self._progress(now)  # forgets the silent ones
         before, _ = self._heard.get(progress.worker, (None, 0.0))
         if before is None or before.doing != SERVING:  # earlier messages may arrive after it
             self._heard[progress.worker] = (progress, now)

@@ -16,7 +16,7 @@ from ray_slo.core.seldom import Seldom
 from ray_slo.serve.channels.channel import Channel
 from ray_slo.serve.config.spec import AppSpec, worker_deployment
 from ray_slo.serve.direct import Connection, Disconnected, NotDirect, connect
-from ray_slo.serve.errors import BatchResultError, ConfigError, NotReady
+from ray_slo.serve.errors import BatchResultError, ConfigError, NotReady, RefusedEarly
 from ray_slo.serve.frontend.ledger import Entry, WorkerGone
 from ray_slo.serve.frontend.startup import Startup
 from ray_slo.serve.frontend.surroundings import Surroundings
@@ -29,6 +29,7 @@ from ray_slo.serve.watch import tracing
 logger = logging.getLogger(__name__)
 logger.addFilter(Seldom(10))
 
+_RELEASE_S = 1.0  # until the workers and frontends of one release know each other
 _CONNECT_AGAIN_S = 5.0  # seconds between attempts to connect
 _MEET_S = 5.0  # seconds for workers to introduce themselves again
 _FIRST_S = 2.0  # the same at the start; without an answer, no worker is up
@@ -121,8 +122,12 @@ class Workers:
             WorkerLost: the share was not sent, because there is no such worker.
             WorkerGone: the worker ended during the call.
             BatchResultError: Ray could not carry the call.
+            RefusedEarly: the worker is of another release, with other kinds of workers.
             Exception: the call failed.
         """
+        if grant.kind not in self._handles:
+            said = f"worker {grant.worker} is of another release, whose workers have other names"
+            raise RefusedEarly(said, reason="no_worker", retry_after_s=_RELEASE_S)
         traces = [entry.trace for entry in share]
         sizes = tuple(entry.size for entry in share)
         piece = Piece(
@@ -372,8 +377,12 @@ class Connections:
             if self._lent is None:
                 with contextlib.suppress(OSError):
                     self._lent = Lent()
-            if (connection := await connect(address, self._lent)) is not None:
-                self._open[worker] = connection
+            if (connection := await connect(address, self._lent)) is None:
+                return
+            # A worker that is gone never comes back under its name.
+            self._open = {w: kept for w, kept in self._open.items() if kept.is_open}
+            if self._open.setdefault(worker, connection) is not connection:
+                connection.close()
 
     def close(self) -> None:
         for connection in self._open.values():

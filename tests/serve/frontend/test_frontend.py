@@ -18,15 +18,16 @@ from ray_slo.serve.user_code import in_words
 from tests.serve.fakes import GrpcCall, Silent, Steps, ask
 from tests.serve.loops import in_loop
 
+SHARED = PlainTextResponse("always the same")
+
 
 class Model(Steps):
     """An item is (name, steps); "bytes" and "text" are answered as such, "fail" is not."""
 
     @staticmethod
     def postprocess(name):
-        return {"bytes": b"\x00", "text": PlainTextResponse("hi"), "nan": float("nan")}.get(
-            name, name
-        )
+        answers = {"bytes": b"\x00", "text": PlainTextResponse("hi"), "nan": float("nan")}
+        return {**answers, "shared": SHARED}.get(name, name)
 
     def __call__(self, items):
         if items[0][0] == "fail":
@@ -56,6 +57,18 @@ async def test_http(app):
             assert told.headers["x-slo-capacity"] == "none"
         described = json.loads((await ask(front, "GET")).body)
         assert described == {"models": {"m": {"latency_slo_ms": 30_000, "accuracy": None}}}
+
+
+@in_loop
+async def test_a_response_that_is_returned_again_has_the_headers_of_one_answer(app):
+    model = {"slo_classes": {"gold": 9000}}
+    async with app(Model, policy="eager", model=model) as (front, _):
+        gold = await ask(front, item=["shared", 1], x_slo_class="gold")
+        usual = await ask(front, item=["shared", 1])
+        assert gold.body == usual.body == b"always the same"
+        assert gold.headers["x-slo-class"] == "gold"
+        assert "x-slo-class" not in usual.headers
+        assert not [name for name in SHARED.headers if name.startswith("x-slo")]
 
 
 @in_loop

@@ -25,7 +25,8 @@ from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.errors import outcome_of
 from ray_slo.serve.frontend.hooks import Hooks
 from ray_slo.serve.frontend.ledger import Asked
-from ray_slo.serve.user_code import checked_size
+from ray_slo.serve.user_code import HookThreads, checked_size
+from tests.serve.loops import in_loop
 
 go = threading.Event()
 
@@ -204,6 +205,31 @@ def test_who_says_whose_fault_it_is_is_believed(hooked, error, hook, is_own):
 def test_a_function_that_is_not_async_may_return_a_coroutine(hooked):
     assert hooked(lambda item: asyncio.sleep(0, item.upper()), item="a") == "A"
     assert hooked(lambda item: asyncio.sleep(0, 3), "size") == 3
+
+
+async def exits():
+    sys.exit(3)
+
+
+async def is_cancelled():
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("does", [exits, is_cancelled])
+def test_a_coroutine_that_a_function_returns_ends_only_its_own_request(hooked, does):
+    with pytest.raises(RuntimeError, match=r"SystemExit: 3|CancelledError"):
+        hooked(lambda item: does())
+
+
+@in_loop
+async def test_every_caller_of_a_hook_waits_for_its_coroutine():
+    """Such as a pipeline, which calls `postprocess` and `join` itself."""
+    hook = HookThreads(1).hook(lambda value: asyncio.sleep(0.01, value + 1))
+    assert await hook(1) == 2
+    left = hook(2)
+    await asyncio.sleep(0)
+    left.cancel()
+    assert await hook(3) == 4
 
 
 def test_messages_that_were_not_written_for_clients_can_be_hidden(hooked):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import ray
 
-from ray_slo.errors import BatchResultError, ConfigError, WorkerLost
+from ray_slo.errors import BatchResultError, ConfigError, RefusedEarly, WorkerLost
 from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.frontend.ledger import Asked, Entry, WorkerGone
 from ray_slo.serve.frontend.startup import Deployment
@@ -63,6 +63,13 @@ async def test_what_the_router_says_is_passed_on():
 
     with pytest.raises(WorkerLost):
         await workers(execute).execute(GRANT, [])
+
+
+@in_loop
+async def test_a_worker_of_a_release_with_other_kinds_is_no_fault_of_the_request():
+    with pytest.raises(RefusedEarly, match="of another release") as refused:
+        await workers().execute(GRANT._replace(kind="tpu"), [])
+    assert (refused.value.http_status, refused.value.reason) == (503, "no_worker")
 
 
 @in_loop
