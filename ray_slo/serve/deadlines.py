@@ -24,7 +24,6 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -118,8 +117,6 @@ _BY_KEY: dict[str | bytes, Header] = {
 _SAID_BY = {key: header.said_by for key, header in _BY_KEY.items()}
 _TIMES = {key: header.name for key, header in _BY_KEY.items() if header.per_s}
 _LONGEST_NUMBER = 32  # characters
-# HAProxy reads no exponent.
-_is_decimal = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)").fullmatch
 _LONGEST_CLASS = 100  # characters, as for all names
 _LEAST_MS = 1.0  # stands for a deadline that has passed, because 0 would be an invalid SLO
 
@@ -247,11 +244,15 @@ def _refuse(name: str, bad: str) -> NoReturn:
 
 
 def _number(value: Any) -> float:
-    """Return the value of a decimal number in text, without an exponent. NaN for anything else."""
+    """Return the value of a decimal number in text. NaN for anything else."""
     text = value.decode("latin-1") if isinstance(value, bytes) else value
-    if not text or len(text) > _LONGEST_NUMBER or not _is_decimal(text):
+    # This check is thirty times as fast as an exception.
+    if not text or len(text) > _LONGEST_NUMBER or not text.isascii() or "_" in text:
         return math.nan
-    return float(text)
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def positive(value: Any) -> float | None:

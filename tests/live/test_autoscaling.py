@@ -15,12 +15,8 @@ TINY = {"num_cpus": 0.1}
 PER_ITEM_S = 0.05  # a worker serves 20 a second, in batches of any size
 
 
-class SlowToStart:
-    """Sleeps for each item, so that workers do not take each other's processor. Serve calls the
-    application ready before its first worker is up."""
-
-    def __init__(self):
-        time.sleep(3)
+class Sleeper:
+    """Sleeps for each item, so that workers do not take each other's processor."""
 
     @staticmethod
     def example_input():
@@ -31,7 +27,14 @@ class SlowToStart:
         return [item + 1 for item in items]
 
 
-def scaling(**bounds):
+class SlowToStart(Sleeper):
+    """Serve calls the application ready before its first worker is up."""
+
+    def __init__(self):
+        time.sleep(3)
+
+
+def scaling(model=Sleeper, **bounds):
     made = ray_slo.deployment(
         latency_slo_ms=60_000,
         name="sleeper",
@@ -41,7 +44,7 @@ def scaling(**bounds):
         planner={"name": "auto", "interval_s": 2},
         autoscaling_config=bounds,
     )
-    return made(SlowToStart).bind()
+    return made(model).bind()
 
 
 def plan(handle):
@@ -54,8 +57,24 @@ def running(handle, wanted):
     return len(workers) == wanted and all(worker["ready"] for worker in workers.values())
 
 
-def test_down_to_nothing_back_at_the_first_request_and_up_with_the_load(ray_cluster):
-    app = scaling(min_replicas=0, max_replicas=2, downscale_to_zero_delay_s=4)
+def test_up_with_the_load_and_down_again_with_nothing_lost(ray_cluster):
+    app = scaling(min_replicas=1, max_replicas=3, downscale_delay_s=2)
+    with ray_cluster.running(app, "scaling", "/scaling") as handle:
+        assert handle.remote(1).result(timeout_s=60) == 2
+        assert eventually(lambda: running(handle, 1))
+        # More than two workers serve.
+        with Load(handle.remote, 1 / 45, lambda n, answer: answer == n + 1) as load:
+            assert eventually(lambda: running(handle, 3))
+        assert set(load.outcomes) == {"ok"}
+        assert eventually(lambda: running(handle, 1))
+        assert handle.remote(1).result(timeout_s=60) == 2
+        told = plan(handle)
+        assert told["targets"] == {"default": 1}
+        assert told["start_s"]["default"] > 0
+
+
+def test_down_to_nothing_and_back_at_the_first_request(ray_cluster):
+    app = scaling(SlowToStart, min_replicas=0, max_replicas=2, downscale_to_zero_delay_s=4)
     with ray_cluster.running(app, "sleeps", "/sleeps") as handle:
         assert handle.remote(1).result(timeout_s=60) == 2
         assert eventually(lambda: running(handle, 0))
@@ -72,7 +91,3 @@ def test_down_to_nothing_back_at_the_first_request_and_up_with_the_load(ray_clus
         assert eventually(is_woken)
         # A request that can wait is answered.
         assert handle.remote(1).result(timeout_s=60) == 2
-        # One worker does 20 a second.
-        with Load(handle.remote, 1 / 30, lambda n, answer: answer == n + 1) as load:
-            assert eventually(lambda: running(handle, 2))
-        assert set(load.outcomes) == {"ok"}

@@ -35,7 +35,7 @@ def latency_ms_of(pairs):
     [
         ([], None),
         ([(OWN, "250")], 250),
-        ([(OWN, "250.0"), (TIMEOUT, "0.001")], 250),
+        ([(OWN, "2.5e2"), (TIMEOUT, "0.001")], 250),
         ([(TIMEOUT, "0.1")], 100),
         ([(TIMEOUT, "60")], 1000),
         ([(TIMEOUT, "0")], None),
@@ -50,7 +50,7 @@ def test_time_that_a_client_gives(pairs, latency_ms):
 @pytest.mark.parametrize("name", [OWN, TIMEOUT])
 @pytest.mark.parametrize(
     "value",
-    ["", "soon", "nan", "inf", "1e999", "2.5e2", "1_0", "0x10", "١٢", "1" * 40, "1,2", "5ms"],
+    ["", "soon", "nan", "inf", "1e999", "1e12", "1_0", "0x10", "١٢", "1" * 40, "1,2", "5ms"],
 )
 def test_header_that_is_no_number(name, value):
     with pytest.raises(BadHeader) as refused:
@@ -61,7 +61,7 @@ def test_header_that_is_no_number(name, value):
     assert len(body["message"]) < 300
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "-inf", "0.0"])
+@pytest.mark.parametrize("value", ["0", "-1", "-inf", "1e-400"])
 def test_no_time_at_all(value):
     with pytest.raises(BadHeader, match="positive"):
         latency_ms_of([(OWN, value)])
