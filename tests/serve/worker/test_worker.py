@@ -112,7 +112,7 @@ def test_what_cannot_be_sent_harms_no_other_call(app, way):
                 address = asyncio.sleep(0, listener.address)
                 workers._connections = Connections(lambda *_: address, asyncio.ensure_future)
                 await until(lambda: workers._connections.to("default", "w0"))
-                workers._handles = {}  # so no call goes this way
+                workers._handles = {"default": None}  # so no call goes this way
             bad = [NeverRead(1, 2), threading.Lock(), "never read", "never pickled"]
             items = [item for i in range(10) for item in (i, bad[i % 4])]
             said = await asyncio.gather(*map(front, items), return_exceptions=True)
