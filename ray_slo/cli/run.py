@@ -72,7 +72,10 @@ def _http_options(args: Sequence[str]) -> dict[str, Any]:
     for path in map(Path, args):
         if path.suffix in (".yaml", ".yml", ".json") and path.is_file():
             try:
-                options = yaml.safe_load(path.read_text(encoding="utf-8")).get("http_options")
+                config = yaml.safe_load(path.read_text(encoding="utf-8"))
+                options = config.get("http_options")
+                if config.get("proxy_location") == "Disabled":
+                    return {"port": 0}  # any
             except (OSError, ValueError, AttributeError, yaml.YAMLError):
                 continue
             if isinstance(options, dict):

@@ -87,6 +87,9 @@ def test_another_program_on_the_port_is_named_before_ray_starts(
         assert result.exit_code == 2
         assert f"another program listens on 127.0.0.1:{port}" in " ".join(result.output.split())
         assert not environ
+        without = config.with_name("without.yaml")
+        without.write_text("proxy_location: Disabled\napplications: []")
+        said(str(without))
         said(str(config), "--address", "10.0.0.1:6379")  # a Ray that runs already
         monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
         said(str(config))

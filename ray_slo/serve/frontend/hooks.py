@@ -101,7 +101,7 @@ class Hooks:
         if model not in self.preprocess:
             return item
         try:
-            return await self._called(self.preprocess[model], asked, item)
+            return await self.in_time(asked, self.preprocess[model](item))
         except Exception as error:
             if not is_own or not _is_items(error, item):
                 raise
@@ -123,7 +123,7 @@ class Hooks:
         if model not in self.sizes:
             return 1
         try:
-            size = checked_size(await self._called(self.sizes[model], asked, item))
+            size = checked_size(await self.in_time(asked, self.sizes[model](item)))
         except Exception as error:
             if not is_own or not _is_items(error, item):
                 raise
@@ -162,10 +162,7 @@ class Hooks:
         """
         if model not in self.postprocess:
             return value
-        return await self._called(self.postprocess[model], asked, value)
-
-    async def _called(self, hook: Hook, asked: Asked, *values: Any) -> Any:
-        return await self.in_time(asked, hook(*values))
+        return await self.in_time(asked, self.postprocess[model](value))
 
     async def in_time(
         self,
