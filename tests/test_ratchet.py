@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1] / "ray_slo"
 CODE_LINES = {
     ".": 44,
     "cli": 3251,  # a port that another program has
-    "core": 2970,  # folders of a user
+    "core": 2972,  # folders of a user; rates of typical batches
     "demo": 2274,
     "load": 599,
     "models": 2515,
@@ -38,7 +38,7 @@ CODE_LINES = {
     "serve/planner": 1555,  # what frontends remember for the next planner
     "serve/protos": 20,
     "serve/proxy": 1927,  # keeps clusters and users of a machine apart
-    "serve/ray_private": 1099,  # gRPC ports are not shared
+    "serve/ray_private": 1103,  # gRPC ports are not shared; rehearsals start at low priority
     "serve/scheduler": 1353,  # one that serves leads on; a slow frontend is known to be slow
     "serve/watch": 1850,
     "serve/worker": 1283,  # OpenMP has a number of threads per thread that calls it

@@ -1,5 +1,7 @@
 """What a belief may be at most: see also `tests/simulation/test_learning`."""
 
+import math
+
 import pytest
 
 from ray_slo.core import LatencyProfile, Request
@@ -51,6 +53,17 @@ def test_a_doubted_belief_keeps_its_bound():
     beliefs["v", "gpu"].forget()
     beliefs["v", "gpu"].observe([(1, each) for each in SCATTERED], 1.0)
     assert beliefs["v", "gpu"].profile.latency(1) == pytest.approx(0.25)
+
+
+def test_a_rate_is_that_of_typical_batches_that_are_predicted_to_be_in_time():
+    belief = Belief(LatencyProfile([0.1, 0.2, 0.3, 0.4], measured_to=0))
+    assert belief.rate_within(0.5) == math.inf  # nothing was measured
+    belief = Belief(LatencyProfile([0.1, 0.2, 0.3, 0.4]))
+    assert belief.rate_within(0.5) == pytest.approx(10.0)
+    assert belief.rate_within(0.5, most=2) == pytest.approx(10.0)
+    belief.observe([(1, seconds) for seconds in SCATTERED], 0.0)
+    assert belief.profile.max_batch_within(0.5) == 1
+    assert belief.rate_within(0.5) == pytest.approx(1 / 0.1)
 
 
 def test_caution_follows_the_share_of_late_answers():

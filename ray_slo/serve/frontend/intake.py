@@ -36,7 +36,7 @@ from ray_slo.serve.frontend.hooks import Hooks
 from ray_slo.serve.frontend.ledger import Asked
 from ray_slo.serve.frontend.surroundings import Surroundings
 from ray_slo.serve.messages import Capacity
-from ray_slo.serve.proxy.gate import SLACK, Door, Known, Ticket
+from ray_slo.serve.proxy.gate import MOST, Door, Known, Ticket
 from ray_slo.serve.suspects import ATTEMPT
 
 _T = TypeVar("_T")
@@ -359,10 +359,10 @@ class Intake:
         most = self._spec.max_queued_requests * self._spec.num_frontends
         capacity = self._capacity(self._entries[name])
         rate = math.inf
-        if capacity is not None:  # the door lets `SLACK` times this rate times the SLO on
+        if capacity is not None:  # a door lets `MOST` times this rate times the SLO on
             busy = self._congestion.get(stream_of(name, slo_class or DEFAULT_CLASS))
             limit = math.inf if busy is None else busy.limit
-            taken = limit * self._spec.num_frontends / (SLACK * slo_ms / 1e3)
+            taken = limit * self._spec.num_frontends / (MOST * slo_ms / 1e3)
             rate = min(capacity.rate, max(taken, 1.0))
         sizes = f"{self._spec.max_body_bytes};{self._spec.max_json_bytes}"
         return f"{rate:.3f};{slo_ms:.3f};{most};{sizes}"  # HAProxy reads no exponent

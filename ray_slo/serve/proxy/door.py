@@ -41,6 +41,9 @@ _WAIT_S = 5.0  # longest wait of a request with an unknown deadline
 # If the way to a frontend and back takes longer than the larger of these (seconds, share of the
 # SLO), the proxy is too busy.
 _WAY_S, _WAY_OF_SLO = 0.05, 0.15
+# A request costs a proxy in Python as much CPU time as a frontend. So it lets on fewer for the
+# scheduler to choose from than HAProxy does.
+_PACE = 1.0
 # Requests on their way at a time: at first, least, most; increase per answer, and factor of a
 # decrease.
 _FIRST, _LEAST, _MOST, _MORE, _FEWER = 64.0, 16.0, 2000.0, 0.5, 0.8
@@ -82,7 +85,7 @@ class ProxyDoor:
     has confirmed come last, are few at a time, and are refused first."""
 
     def __init__(self) -> None:
-        self._door = Door()
+        self._door = Door(Gate(pace=_PACE))
         self._door.gate.window = _FIRST
         self._cut_at = 0.0
         self._places: Recent[Place, Facts] = Recent(PLACES_KEPT)  # confirmed ones
@@ -186,8 +189,8 @@ class ProxyDoor:
     def _is_ours(self, route: str) -> bool:
         return time.monotonic() - self._ours.get(route, -math.inf) < OURS_S
 
-    def leave(self, ticket: Ticket, was_refused: bool | None = None) -> None:
-        self._door.leave(ticket, was_refused)
+    def leave(self, ticket: Ticket) -> None:
+        self._door.leave(ticket)
 
     def note_refused(self, place: Place) -> None:
         """Count a refusal of a request that did not come to the door."""

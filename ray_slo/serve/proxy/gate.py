@@ -20,7 +20,7 @@ import itertools
 import math
 import time
 from bisect import bisect_left, bisect_right, insort
-from collections import Counter
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -30,14 +30,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 if TYPE_CHECKING:  # HAProxy's rules import this module, and must not import Ray
     from ray_slo.serve.errors import RefusedEarly
 
-SLACK = 1.25
-"""Requests that proxies let on, as a multiple of what the workers can do by the deadline. The
-scheduler chooses among them. What it refuses has cost a frontend and a proxy CPU time."""
-FEW = 16  # this many requests of a place may always be on their way
-REFUSED_S = 1.0
-"""An application may refuse as many requests as it answers, and `FEW` more. Those beyond count as
-on their way until their deadline, and for this many seconds at most. Otherwise, the sooner the
-scheduler refuses requests, the more go on to it, and they take the CPU time of the workers."""
+FEW = 16
+"""This many requests of an application may always be on their way."""
+MOST = 2
+"""At most so many times the requests that can be answered by the deadline are on their way."""
+PACE, PACE_S = 1.5, 0.1
+"""Beyond those that can be answered, requests go on at this multiple of the rate of the workers,
+counted over so many seconds. The scheduler chooses among them. For a batch it wants requests that
+came lately. If they went on as soon as there is room, most would come right after the last batch
+has begun, and be too old for the next one. What the scheduler refuses has cost a frontend and a
+proxy CPU time."""
 PLACES_KEPT = 1024  # largest number of places that a proxy knows
 OURS_S = 60.0  # an application of ray-slo is known to a proxy for this long after an answer
 _MOST_WAITING = 2000  # largest number of waiting requests
@@ -134,18 +136,17 @@ class Gate:
             are on their way.
     """
 
-    def __init__(self, most: int = _MOST_WAITING) -> None:
-        self._most = most
+    def __init__(self, most: int = _MOST_WAITING, pace: float = PACE) -> None:
+        self._most, self._pace = most, pace
         self.window = math.inf
         self._numbers = itertools.count()
         self._waiting: dict[Key, Ticket] = {}
         self._order: list[Key] = []  # sorted keys of the waiting requests
         self._inside: list[Key] = []  # sorted keys of requests that are on their way
-        # Sorted keys by application: of requests that wait or are on their way, and of refused ones
-        # that still count.
+        # Sorted keys of requests that wait or are on their way, and times of those that came
+        # lately; by application.
         self._of: dict[str | None, list[Key]] = {}
-        # How many more requests were refused than answered lately, by application.
-        self._excess: Counter[str | None] = Counter()
+        self._came_at: dict[str | None, deque[float]] = {}
         self._strangers: set[Ticket] = set()  # those on their way that count
         self._interval_s = 0.0  # mean time between two requests that go on while others wait
         self._last_at: float | None = None  # time when the last one went on, if others waited
@@ -176,10 +177,10 @@ class Gate:
             return None
         self._waiting[ticket.key] = ticket
         insort(self._order, ticket.key)
-        self._count(ticket)
+        self._count(ticket, now)
         if len(self._order) > self._most:
             last = self._take(-1)
-            self.forget(last)
+            self._forget(last)
             said = f"{self._most} requests wait for admission, and all go before it"
             last.told(_refusal("queue_full", said, self._most * self._interval_s))
             if last is ticket:
@@ -202,7 +203,7 @@ class Gate:
             )
             return _refusal("would_miss", said, wait_s)
         ahead = bisect_right(self._of.get(who, ()), key)
-        too_many_for_them = rate is not None and ahead >= max(FEW, SLACK * rate * left_s)
+        too_many_for_them = rate is not None and self._is_crowded(now, rate, left_s, ahead, who)
         if not too_many_for_them and (most is None or ahead < most):
             return None
         again_s = ahead / rate if rate else _AGAIN_S
@@ -212,6 +213,16 @@ class Gate:
             said += f"; by its deadline about {can:.0f} can be answered"
             return _refusal("queue_full", said, again_s)
         return _refusal("queue_full", f"{said}, which is the limit (max_queued_requests)", again_s)
+
+    def _is_crowded(
+        self, now: float, rate: float, left_s: float, ahead: int, who: str | None
+    ) -> bool:
+        free = max(FEW, rate * left_s)
+        if ahead < free:
+            return False
+        times = self._came_at.get(who, ())
+        lately = len(times) - bisect_left(times, now - PACE_S)
+        return ahead >= MOST * free or lately > self._pace * PACE_S * rate
 
     def walk_in(
         self,
@@ -236,7 +247,7 @@ class Gate:
             return None
         if deadline - now < known.least_s and self._inside:
             raise self.too_late()
-        self._count(ticket)
+        self._count(ticket, now)
         self._let_on(now, ticket)
         return ticket
 
@@ -273,7 +284,7 @@ class Gate:
             if left_s >= ticket.known.least_s or not self._inside:
                 self._let_on(now, ticket)
                 break
-            self.forget(ticket)
+            self._forget(ticket)
             ticket.told(self.too_late())
         return self.can_turn
 
@@ -297,30 +308,18 @@ class Gate:
     def leave(self, ticket: Ticket) -> None:
         """Note that a request is done, or that its client has left."""
         if _discard(self._inside if ticket.inside else self._order, ticket.key):
-            self.forget(ticket)
+            self._forget(ticket)
         self._waiting.pop(ticket.key, None)
         self._strangers.discard(ticket)
 
-    def answered(self, ticket: Ticket) -> None:
-        """Note that a frontend answered a request, after `leave`."""
-        self._excess -= Counter([ticket.known.who])  # counts of 0 are deleted
-
-    def refused(self, ticket: Ticket, now: float) -> float:
-        """Note that a frontend refused a request, after `leave`. Return for how many seconds it
-        still counts: until `forget` is called, or not at all if this is 0."""
-        if ticket.known.rate is None:
-            return 0.0
-        who, left_s = ticket.known.who, min(ticket.deadline - now, REFUSED_S)
-        self._excess[who] = min(self._excess[who] + 1, FEW + 1)
-        if self._excess[who] <= FEW or left_s <= 0:
-            return 0.0
-        self._count(ticket)
-        return left_s
-
-    def _count(self, ticket: Ticket) -> None:
+    def _count(self, ticket: Ticket, now: float) -> None:
         insort(self._of.setdefault(ticket.known.who, []), ticket.key)
+        times = self._came_at.setdefault(ticket.known.who, deque())
+        times.append(now)
+        while times[0] < now - PACE_S:
+            times.popleft()
 
-    def forget(self, ticket: Ticket) -> None:
+    def _forget(self, ticket: Ticket) -> None:
         """Note that a request no longer counts."""
         keys = self._of.get(ticket.known.who, [])
         _discard(keys, ticket.key)
@@ -442,17 +441,9 @@ class Door:
         if (refused := self.gate.hopeless(self._clock(), deadline, known)) is not None:
             raise refused
 
-    def leave(self, ticket: Ticket, was_refused: bool | None = None) -> None:
-        """Note that a request is done. Another one may go on in its place.
-
-        Args:
-            was_refused: whether a frontend refused it, if one answered.
-        """
+    def leave(self, ticket: Ticket) -> None:
+        """Note that a request is done. Another one may go on in its place."""
         self.gate.leave(ticket)
-        if was_refused is False:
-            self.gate.answered(ticket)
-        elif was_refused and (left_s := self.gate.refused(ticket, self._clock())):
-            asyncio.get_running_loop().call_later(left_s, self.gate.forget, ticket)
         if self.gate.waiting:
             self._turn_soon()
 

@@ -36,7 +36,7 @@ from ray_slo.serve.deadlines import (
     TIMEOUT_HEADER,
     WHOLE_HEADER,
 )
-from ray_slo.serve.proxy.gate import FEW, OURS_S, PLACES_KEPT, SLACK
+from ray_slo.serve.proxy.gate import FEW, MOST, OURS_S, PACE, PACE_S, PLACES_KEPT
 
 RETRIES = 5  # a single dead frontend is marked down at the third; Serve's proxy then takes over
 GRPC_PATH = "/ray_slo.v1.Inference/"
@@ -50,6 +50,7 @@ _INSIDE = "rayslo_inside"  # table of requests in progress, by path and kind
 _KEPT = "1d"  # how long after its last use a place is known
 _LATE_MS = round(1e3 * LATE_BODY_S)
 _BODY_MS = (500, 1000, 2000, 5000, 10_000, 60_000)  # possible time limits of a body in HAProxy
+_PACE_MS = round(1e3 * PACE_S)
 _HEAD_BYTES = 8192  # bytes of a buffer that the head and HAProxy itself need
 
 _SET = "http-request set-var"
@@ -64,7 +65,8 @@ def tables() -> str:
         _PLACES: f"len 512 size {PLACES_KEPT} expire {_KEPT} store gpt(3),gpc0",
         _BATCHES: f"len 512 size {PLACES_KEPT} expire {OURS_S:g}s store gpt(2)",
         _APPS: f"len 256 size {PLACES_KEPT} expire {OURS_S:g}s store gpc0",
-        _INSIDE: f"len 512 size {4 * PLACES_KEPT} expire {_KEPT} store conn_cur",
+        _INSIDE: f"len 512 size {4 * PLACES_KEPT} expire {_KEPT} "
+        f"store conn_cur,gpc0_rate({_PACE_MS}ms)",
     }
     return "".join(
         f"\nbackend {name}\n    stick-table type string {table}\n" for name, table in tables.items()
@@ -119,6 +121,7 @@ def of_backend(buffer_bytes: int, wait_s: float) -> Iterator[str]:
     yield from _batches()
     is_counted = "{ var(txn.slo_key) -m found }"
     yield f"http-request track-sc0 var(txn.slo_key) table {_INSIDE} if {is_counted}"
+    yield f"http-request sc-inc-gpc0(0) if {is_counted}"
     yield f"http-response track-sc1 var(txn.slo_place) table {_PLACES} if {_CONFIRMED}"
     for i in range(3):
         yield (
@@ -217,14 +220,9 @@ def _door() -> Iterator[str]:
     yield f"{_SET}(txn.slo_more) var(txn.slo_left),sub(txn.slo_long)"
     yield f"{_SET}(txn.slo_kind) str(long) if {is_long}"
     yield f"{_SET}(txn.slo_left) var(txn.slo_long) if {is_long}"
-    yield f"{_SET}(txn.slo_can) var(txn.slo_rate),mul(txn.slo_left),div(1000)"
-    yield f"{_SET}(txn.slo_limit) var(txn.slo_can),mul({round(100 * SLACK)}),div(100)"
-    yield f"{_SET}(txn.slo_limit) int({FEW}) if {{ var(txn.slo_limit) -m int lt {FEW} }}"
-    yield f"{_SET}(txn.slo_spare) var(txn.slo_most),sub(txn.slo_limit)"
-    yield f"{_SET}(txn.slo_limit) var(txn.slo_most) if {{ var(txn.slo_spare) -m int lt 0 }}"
     yield f"{_SET}(txn.slo_key) var(txn.slo_path),concat(:,txn.slo_kind) if {_OURS}"
-    yield f"{_SET}(txn.slo_ahead) var(txn.slo_key),table_conn_cur({_INSIDE})"
-    yield f"{_SET}(txn.slo_over) var(txn.slo_ahead),sub(txn.slo_limit)"
+    yield f"{_SET}(txn.slo_limit) var(txn.slo_most) if {_OURS}"
+    yield from _crowd("var(txn.slo_rate)", "txn.slo_left")
     yield f"{_SET}(txn.slo_again) var(txn.slo_ahead),div(txn.slo_rate),add(1)"
     yield f"http-request sc-inc-gpc0(1) if {refused}"
     yield (
@@ -236,6 +234,31 @@ def _door() -> Iterator[str]:
         f"http-request set-header {REFUSED_HEADER} %[var(txn.slo_refused)] "
         "if { var(txn.slo_refused) -m int gt 0 }"
     )
+
+
+def _crowd(rate: str, left: str, condition: str = "") -> Iterator[str]:
+    """Set `over` to 0 or more if a request is one too many, by the rule of `Gate`. At most `limit`
+    may be on their way, if it is set."""
+    only = f" if {condition}" if condition else ""
+
+    def is_(name: str, comparison: str) -> str:
+        return f"if {{ var(txn.slo_{name}) -m int {comparison} 0 }} {condition}"
+
+    yield f"{_SET}(txn.slo_ahead) var(txn.slo_key),table_conn_cur({_INSIDE}){only}"
+    yield f"{_SET}(txn.slo_can) {rate},mul({left}),div(1000){only}"
+    yield f"{_SET}(txn.slo_more) var(txn.slo_can),sub({FEW}){only}"
+    yield f"{_SET}(txn.slo_free) int({FEW}){only}"
+    yield f"{_SET}(txn.slo_free) var(txn.slo_can) {is_('more', 'gt')}"
+    yield f"{_SET}(txn.slo_bound) var(txn.slo_free),mul({MOST}){only}"
+    yield f"{_SET}(txn.slo_spare) var(txn.slo_limit),sub(txn.slo_bound){only}"
+    is_lower = f"{{ var(txn.slo_limit) -m found }} {condition}"
+    yield f"{_SET}(txn.slo_bound) var(txn.slo_limit) {is_('spare', 'lt')} {is_lower}"
+    yield f"{_SET}(txn.slo_over) var(txn.slo_ahead),sub(txn.slo_bound){only}"
+    yield f"{_SET}(txn.slo_beyond) var(txn.slo_ahead),sub(txn.slo_free){only}"
+    yield f"{_SET}(txn.slo_pace) {rate},mul({round(_PACE_MS * PACE)}),div(1000){only}"
+    lately = f"var(txn.slo_key),table_gpc0_rate({_INSIDE})"
+    yield f"{_SET}(txn.slo_faster) {lately},sub(txn.slo_pace){only}"
+    yield f"{_SET}(txn.slo_over) int(0) {is_('beyond', 'ge')} {{ var(txn.slo_faster) -m int gt 0 }}"
 
 
 def _strangers() -> Iterator[str]:
@@ -269,13 +292,8 @@ def _batches() -> Iterator[str]:
     yield f"{_SET}(txn.slo_batch) var(txn.slo_path),table_gpt(1,{_BATCHES}) if {is_known}"
     yield f"{_SET}(txn.slo_replicas) nbsrv"
     rate = f"var(txn.slo_path),table_gpt(0,{_BATCHES}),mul(txn.slo_replicas)"
-    yield f"{_SET}(txn.slo_can) {rate},mul(txn.slo_batch),div(1000) if {is_known}"
-    limit = f"var(txn.slo_can),mul({round(100 * SLACK)}),div(100)"
-    yield f"{_SET}(txn.slo_limit) {limit} if {is_known}"
-    yield f"{_SET}(txn.slo_limit) int({FEW}) if {is_known} {{ var(txn.slo_limit) -m int lt {FEW} }}"
     yield f"{_SET}(txn.slo_key) var(txn.slo_path),concat(:batch) if {is_known}"
-    yield f"{_SET}(txn.slo_ahead) var(txn.slo_key),table_conn_cur({_INSIDE}) if {is_known}"
-    yield f"{_SET}(txn.slo_over) var(txn.slo_ahead),sub(txn.slo_limit) if {is_known}"
+    yield from _crowd(rate, "txn.slo_batch", is_known)
     yield (
         f"http-request return status 503 content-type application/json lf-string '{body}' "
         f"hdr retry-after 1 if {is_known} {{ var(txn.slo_over) -m int ge 0 }}"

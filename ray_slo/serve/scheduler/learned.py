@@ -150,9 +150,8 @@ class Learned:
         for name, worker in self._workers.items():
             for variant in worker.variants:
                 model = self._variants[variant].model
-                profile = self.beliefs[variant, worker.kind].profile
                 slo_s = self._spec.models[model].latency_slo_ms / 1e3
-                rate = profile.throughput(max(profile.max_batch_within(slo_s), 1))
+                rate = self.beliefs[variant, worker.kind].rate_within(slo_s)
                 of_model = rates.setdefault(model, {})
                 of_model[name] = max(of_model.get(name, 0.0), rate)
         return {

@@ -182,29 +182,9 @@ def test_more_than_workers_can_do_are_refused_before_they_cost_anything(monkeypa
 
     serve, door = clock.run(main())
     refused = [c for c in contexts if c.status is grpc.StatusCode.RESOURCE_EXHAUSTED]
-    assert len(refused) == 200 - 63  # 1.25 times what they can do in 5 s, which is 50
+    assert len(refused) == 200 - 50  # they can do 50 in 5 s
     assert {reported(c)["reason"] for c in refused} == {"queue_full"}
     assert sum(int(m.get("x-slo-refused-before", 0)) for m in serve.metadata) == len(refused)
-    assert door.gate.inside == 0
-
-
-@pytest.mark.parametrize("status, counts", [("RESOURCE_EXHAUSTED", 1), (None, 0), ("INTERNAL", 0)])
-def test_the_door_counts_what_frontends_refuse(status, counts):
-    async def main():
-        door, place = ProxyDoor(), Place("", "m")
-        door.heard(place, CAPACITY[1], None, None)
-
-        async def handle(request, context):
-            if status:
-                context.set_code(getattr(grpc.StatusCode, status))
-            return REPLY.SerializeToString()
-
-        call = grpc_module.Failover(door)
-        await call(handle, InferRequest(json="2", model="m"), Context())
-        return door
-
-    door = clock.run(main())
-    assert sum(door.gate._excess.values()) == counts
     assert door.gate.inside == 0
 
 

@@ -429,15 +429,17 @@ def test_clients_cannot_speak_for_the_proxy_nor_see_what_is_not_for_them(tmp_pat
 
 @pytest.mark.slow
 def test_what_the_workers_cannot_do_by_the_deadline_is_refused_at_once(tmp_path):
-    frontend = Frontend("400;400;2000")
+    frontend = Frontend("40;4000;2000")
     with running(tmp_path, frontend) as (port, _, _), ThreadPoolExecutor(600) as pool:
         assert ask(port)[0] == 200  # says what the workers can do
         inside = held(port, 400, pool, frontend)
         refused = [f.result() for f in inside if f.done()]
-        assert len(refused) == 400 - 200  # 1.25 times what the workers can do in 400 ms
+        # The workers can do 160 in 4 s. Beyond them, one goes on every 17 ms, until twice as many
+        # are on their way.
+        assert 400 - 2 * 160 <= len(refused) <= 400 - 160
         status, headers, said = refused[0]
         assert status == 503 and said["reason"] == "queue_full"
-        assert said["retry_after_s"] == int(headers["retry-after"]) == 1
+        assert said["retry_after_s"] == int(headers["retry-after"]) >= 1 + 160 // 40
         assert "about 160" in said["message"]
         # One with less time hears so, one at another path is not concerned.
         assert ask(port, x_slo_latency_ms="100")[0] == 503
@@ -445,11 +447,11 @@ def test_what_the_workers_cannot_do_by_the_deadline_is_refused_at_once(tmp_path)
         frontend.go.set()
         assert other.result()[0] == 200
         assert {f.result()[0] for f in inside} == {200, 503}
-        frontend.seen.clear()
         assert ask(port)[0] == 200  # nobody is counted for good
-        assert frontend.seen[0]["x-slo-refused-before"] == str(len(refused) + 1)
+        told = [int(headers.get("x-slo-refused-before", 0)) for headers in frontend.seen]
+        assert sum(told) == len(refused) + 1
         ask(port, x_slo_refused_before="7")  # a client's own word
-        assert "x-slo-refused-before" not in frontend.seen[1]
+        assert "x-slo-refused-before" not in frontend.seen[-1]
 
 
 ALIASES = [f"/{'/' * i}m{'/' * i}" for i in range(40)]
@@ -457,11 +459,11 @@ ALIASES += [f"/%2f{'%2F' * i}%6d%2f" for i in range(40)] + ["/m?x=1", "http://ot
 
 
 def test_all_ways_to_write_a_path_count_together(tmp_path):
-    frontend = Frontend("100;400;2000")
+    frontend = Frontend("100;400;40")
     with running(tmp_path, frontend) as (port, _, _), ThreadPoolExecutor(600) as pool:
         assert ask(port)[0] == 200
         inside = held(port, 300, pool, frontend, ALIASES)
-        assert sum(not f.done() for f in inside) == 50  # as of one path
+        assert sum(not f.done() for f in inside) == 40  # as of one path
         assert ask(port)[2]["reason"] == "queue_full"
         frontend.go.set()
         assert {f.result()[0] for f in inside} == {200, 503}
@@ -502,7 +504,7 @@ def test_other_applications_are_not_limited(tmp_path):
 
 
 def test_what_batch_functions_cannot_do_in_time_is_refused_and_nothing_else_changes(tmp_path):
-    frontends = [Frontend("replica;200;400;3"), Frontend("replica;200;400;3")]
+    frontends = [Frontend("replica;50;400;3"), Frontend("replica;50;400;3")]
     for frontend in frontends:
         frontend.header = "x-batch-capacity"
     with running(tmp_path, *frontends) as (port, _, _), ThreadPoolExecutor(600) as pool:
@@ -512,13 +514,15 @@ def test_what_batch_functions_cannot_do_in_time_is_refused_and_nothing_else_chan
             frontend.go.clear()
         asked = [pool.submit(ask, port, x_slo_class="any") for _ in range(400)]
         until = time.monotonic() + 20
-        while sum(f.done() for f in asked) < 200 and time.monotonic() < until:
+        while sum(f.done() for f in asked) + sum(len(f.seen) for f in frontends) < 1 + 400:
+            assert time.monotonic() < until
             time.sleep(0.05)
         refused = [f.result() for f in asked if f.done()]
-        assert len(refused) == 200  # 1.25 times what two replicas can do in 400 ms may go on
+        # Two replicas can do 40 in 400 ms. At most twice as many may be on their way.
+        assert 400 - 2 * 40 <= len(refused) <= 400 - 40
         assert {status for status, _, _ in refused} == {503}
         status, headers, said = refused[0]
-        assert said["reason"] == "queue_full" and "in 400 ms about 160 can" in said["message"]
+        assert said["reason"] == "queue_full" and "in 400 ms about 40 can" in said["message"]
         assert headers["retry-after"] == "1"
         other = [pool.submit(ask, port, "/users/1") for _ in range(100)]
         other += [pool.submit(ask, port, x_slo_latency_ms="9000") for _ in range(20)]
@@ -550,12 +554,12 @@ def test_a_day_of_time_keeps_nobody_out(tmp_path):
 @pytest.mark.parametrize(
     ("headers", "most"),
     [
-        ({"x_request_timeout_seconds": "900"}, 200),  # the SLO is tighter
-        ({"x_request_timeout_seconds": "55.5"}, 200),
-        ({"x_request_timeout_seconds": "20"}, 100),
-        ({"x_request_timeout_seconds": "20.0009"}, 100),
-        ({"x_slo_latency_ms": "20000"}, 100),
-        ({"x_slo_latency_ms": "20000.5", "x_request_timeout_seconds": "900"}, 100),
+        ({"x_request_timeout_seconds": "900"}, 160),  # the SLO is tighter
+        ({"x_request_timeout_seconds": "55.5"}, 160),
+        ({"x_request_timeout_seconds": "20"}, 80),
+        ({"x_request_timeout_seconds": "20.0009"}, 80),
+        ({"x_slo_latency_ms": "20000"}, 80),
+        ({"x_slo_latency_ms": "20000.5", "x_request_timeout_seconds": "900"}, 80),
         ({"x_slo_latency_ms": "soon"}, 16),
     ],
 )
@@ -564,7 +568,8 @@ def test_whose_time_counts(tmp_path, headers, most):
     with running(tmp_path, frontend) as (port, _, _), ThreadPoolExecutor(600) as pool:
         assert ask(port)[0] == 200
         inside = held(port, 350, pool, frontend, **headers)
-        assert sum(not f.done() for f in inside) == most
+        # Beyond those that the workers can do, six go on per second.
+        assert most <= sum(not f.done() for f in inside) <= most + 40
         frontend.go.set()  # else the pool waits for the longest of them
 
 
