@@ -154,15 +154,12 @@ class Belief:
     def rate_within(self, slo_s: float, most: float = math.inf) -> float:
         """Return the requests/s of batches back to back, of at most `most` requests. Each is
         predicted to be within the SLO, and takes its typical time. The rate is infinite before the
-        first batch. It is doubled until batches of half the SLO were measured, as they may be
-        faster than assumed."""
+        first batch."""
         profile = self.profile
         if not profile.measured_to:
             return math.inf
-        half, whole = (min(profile.max_batch_within(s), most) for s in (slo_s / 2, slo_s))
-        size = max(int(whole), 1)
-        rate = size / min(self._online.typical_s(size), profile.latency(size))
-        return rate * (1 if half <= profile.measured_to else 2)
+        size = max(int(min(profile.max_batch_within(slo_s), most)), 1)
+        return size / min(self._online.typical_s(size), profile.latency(size))
 
     def is_sure(self, now: float) -> bool:
         """Whether enough batches were measured, one of them lately, and no change was noticed."""

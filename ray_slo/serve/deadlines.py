@@ -48,6 +48,7 @@ TIMEOUT_HEADER = "x-request-timeout-seconds"
 PROXIED_HEADER = "x-slo-timeout-ms"
 WHOLE_HEADER = "x-slo-body-whole"
 REFUSED_HEADER = "x-slo-refused-before"
+WAY_HEADER = "x-slo-way-ms"
 ATTEMPT_HEADER = "x-slo-attempt"
 ARRIVED_HEADER = "x-slo-arrived"
 KNOWN_HEADER = "x-slo-known-ms"
@@ -109,6 +110,7 @@ HEADERS = {
         Header(WHOLE_HEADER, "door", '"1": the proxy has the whole body; else "0".'),
         Header(ARRIVED_HEADER, "door", "When the request came to the door, and by whose clock."),
         Header(REFUSED_HEADER, "door", "How many requests the proxy refused before this one."),
+        Header(WAY_HEADER, "door", "How long the way from the proxy and back takes, milliseconds."),
     )
 }
 _BY_KEY: dict[str | bytes, Header] = {

@@ -62,7 +62,9 @@ class Capacity(NamedTuple):
 
     Attributes:
         rate: requests per second that the model's workers could serve if there were no other model.
-            This is with the fastest variant, in the largest batches within the SLO.
+            This is with the fastest variant that was measured, in the largest batches within the
+            SLO, which take their typical times. Workers that were not measured do not count; the
+            rate is infinite if none was.
         workers: ids of the model's workers.
         expected: the policy's prediction for the model's requests. None if it makes none.
     """

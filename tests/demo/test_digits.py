@@ -33,15 +33,6 @@ ROOT = Path(__file__).parents[2]
 SMALLEST = "digits-xs"
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """A cache of its own for this module, filled by whichever test first needs a network."""
-    folder = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_SLO_CACHE", str(folder))
-        yield folder
-
-
 @pytest.fixture
 def quick_training(tmp_path, monkeypatch):
     """An empty cache, and little to learn from: for what is the same after an hour or a moment."""
@@ -163,7 +154,7 @@ def test_the_split_is_fixed_and_complete():
 # --- the application -----------------------------------------------------------------------------
 
 
-def test_reads_digits_it_has_not_seen(cache):
+def test_reads_digits_it_has_not_seen():
     digits = Digits(SMALLEST)
     pngs, labels = data.test_pngs()
     answers = digits([Digits.preprocess(raw) for raw in pngs])
@@ -173,7 +164,7 @@ def test_reads_digits_it_has_not_seen(cache):
     assert all(0.1 <= answer["confidence"] <= 1.0 for answer in answers)
 
 
-def test_a_batch_answers_as_its_items_do_alone(cache):
+def test_a_batch_answers_as_its_items_do_alone():
     digits = Digits(SMALLEST)
     images = list(data.test_set()[0][:7])
     together = digits(images)
@@ -185,7 +176,7 @@ def test_a_batch_answers_as_its_items_do_alone(cache):
     assert digits([Digits.example_input()])[0]["label"] == together[0]["label"]
 
 
-def test_threads_are_pinned_and_checked(cache):
+def test_threads_are_pinned_and_checked():
     import torch
 
     before = torch.get_num_threads()
@@ -218,15 +209,15 @@ def test_training_keeps_the_callers_torch_settings(quick_training):
         train.load_or_train([SMALLEST])
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), state)
+    assert [path.name for path in train.cache_folder().glob("*.tmp")] == []
 
 
-def test_the_cache_is_used_and_holds_the_accuracy_of_its_weights(cache, monkeypatch):
+def test_the_cache_is_used_and_holds_the_accuracy_of_its_weights(monkeypatch):
     first = train.load_or_train([SMALLEST])[SMALLEST]
     monkeypatch.setattr(train, "_train", lambda names: pytest.fail(f"trained {names} again"))
     again = train.load_or_train([SMALLEST])[SMALLEST]
     assert again.accuracy == first.accuracy == train._accuracy(again.module)
     assert train.accuracies([SMALLEST]) == {SMALLEST: first.accuracy}
-    assert [path.name for path in train.cache_folder().glob("*.tmp")] == []
 
 
 def test_a_damaged_file_is_trained_again(quick_training):
@@ -236,7 +227,7 @@ def test_a_damaged_file_is_trained_again(quick_training):
     assert train.load_or_train([SMALLEST])[SMALLEST].accuracy == pytest.approx(accuracy, abs=0.02)
 
 
-def test_variants_lists_the_family_in_order(cache, monkeypatch):
+def test_variants_lists_the_family_in_order(monkeypatch):
     known = {name: 0.9 + i / 100 for i, name in enumerate(FAMILY)}
     monkeypatch.setattr(
         train, "_stored", lambda name, keys=None: {"accuracy": np.float64(known[name])}
@@ -248,7 +239,7 @@ def test_variants_lists_the_family_in_order(cache, monkeypatch):
     assert found[0].loader() is load_variant
 
 
-def test_one_class_reads_with_any_network_of_the_family(cache):
+def test_one_class_reads_with_any_network_of_the_family():
     network = load_variant(SMALLEST)
     images = list(data.test_set()[0][:7])
     assert DigitsFamily()(network, images) == Digits(SMALLEST)(images)
@@ -256,15 +247,17 @@ def test_one_class_reads_with_any_network_of_the_family(cache):
 
 
 RACER = f"""
-from ray_slo.demo.digits import data, train
-images, labels = data.train_set()
-data.train_set = lambda: (images[:64], labels[:64])
-original = train._train
-def traced(names):
+import time
+import numpy as np
+from ray_slo.core.files import whole
+from ray_slo.demo.digits import train
+def trained(names):  # in place of the real one, which needs torch
     print("trained", flush=True)
-    original(names)
-train._train = traced
-print(train.load_or_train(["{SMALLEST}"])["{SMALLEST}"].accuracy)
+    time.sleep(0.5)
+    with whole(train._path("{SMALLEST}")) as half, half.open("wb") as file:
+        np.savez(file, accuracy=np.random.default_rng().random())
+train._train = trained
+print(train.accuracies(["{SMALLEST}"])["{SMALLEST}"])
 """
 
 

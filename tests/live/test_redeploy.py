@@ -14,6 +14,7 @@ from waiting import PATIENCE_S, eventually
 from ray_slo.errors import UnknownModel
 from ray_slo.serve import build_app
 from ray_slo.serve.errors import error_of
+from ray_slo.serve.proxy import modes
 
 pytestmark = pytest.mark.live
 
@@ -89,7 +90,8 @@ def deploy(clients, app):
     serve.run(app, name=clients.name, route_prefix=f"/{clients.name}")
 
 
-@pytest.mark.parametrize("is_deleted", [False, True])
+# One of them per mode, as each takes as long as several deployments.
+@pytest.mark.parametrize("is_deleted", [modes.has_haproxy_of_ours()])
 def test_with_its_only_frontend_replaced_nobody_waits_for_the_next(clients, is_deleted):
     deploy(clients, release("first"))
     with clients.load() as load:

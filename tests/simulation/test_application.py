@@ -488,7 +488,7 @@ def test_models_move_to_the_group_that_has_time_and_nothing_is_lost():
     trees = tuple(Tree.of_model(model.name, {"": 0.3}) for model in models)
 
     def rates(*values):
-        return Workload(arrivals=Trace(rates=values, interval_s=60.0))
+        return Workload(arrivals=Trace(rates=values, interval_s=40.0))
 
     load = {"see": rates(150, 20), "hear": rates(20, 150), "feel": rates(110, 110)}
     fixed = [{"see": "left", "hear": "right", "feel": group} for group in ("left", "right")]
@@ -499,7 +499,7 @@ def test_models_move_to_the_group_that_has_time_and_nothing_is_lost():
             problem,
             load,
             policy="deferred",
-            duration_s=120.0,
+            duration_s=80.0,
             interval_s=5.0,
             load_s=1.0,
             start_s=2.0,
@@ -509,8 +509,8 @@ def test_models_move_to_the_group_that_has_time_and_nothing_is_lost():
         assert not (report.requests.outcome == "pending").any()
         if not group_of:
             ran = report.batches
-            early = _groups_of(ran[ran.started_s < 55])
-            late = _groups_of(ran[(ran.started_s > 100) & (ran.started_s < 120)])
+            early = _groups_of(ran[ran.started_s < 35])
+            late = _groups_of(ran[(ran.started_s > 65) & (ran.started_s < 80)])
             # The two that are busy are apart, and the third is beside the quiet one.
             assert [len(found) for found in (*early.values(), *late.values())] == [1] * 6
             assert early["feel-0"] == early["hear-0"] != early["see-0"]

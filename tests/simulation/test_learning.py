@@ -59,7 +59,7 @@ def share(policy, machine, load, since_s=0.0, **kwargs):
         rate *= 0.3
     report = simulate(
         *(policy, cluster, Workload.poisson(rate)),
-        duration_s=since_s + max(400 / rate, 60 * slo_s),
+        duration_s=since_s + max(400 / rate, 40 * slo_s),
         latency_noise=0.05,
         policy_kwargs=KWARGS.get(policy, {}),
         **kwargs,
@@ -128,10 +128,13 @@ def share_of_chain(policy, planner, first, seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "policy, planner",
-    [("auto", "auto"), ("pipeline", None), *((p, None) for p in KWARGS if p != "kairos")],
+    "policy, planner, first",
+    [
+        ("auto", "auto", 5.0),
+        *((p, None, f) for p in ("pipeline", "deferred_flex") for f in (0.3, 5.0)),
+        *((p, None, 5.0) for p in KWARGS if p not in ("auto", "deferred_flex", "kairos")),
+    ],
 )
-@pytest.mark.parametrize("first", [0.3, 5.0])
 def test_so_are_those_of_a_pipeline(policy, planner, first):
     found = share_of_chain(policy, planner, first, seed=1)
     assert found >= 0.95 or found >= share_of_chain(policy, planner, 1.0, seed=1) - 0.02

@@ -231,7 +231,12 @@ def _fingerprint(spec: AppSpec) -> str:
     """Return a text that is equal for equal applications of this process, as long as their modules
     are not edited."""
     models = {n: {**m.__dict__, "user_config": None} for n, m in spec.models.items()}
-    workers = {kind: (w.ray_actor_options, w.serve_options) for kind, w in spec.workers.items()}
+    # A planner's budget bounds the numbers of replicas, and can be changed while it runs.
+    in_place = {"num_replicas", *(["replica_bounds"] if _tunable(spec) else [])}
+    workers = {
+        kind: {name: value for name, value in worker.__dict__.items() if name not in in_place}
+        for kind, worker in spec.workers.items()
+    }
     policies = [spec.policy, *(spec.policy_of(name) for name in spec.groups)]
     policy = [(policy.name, policy.kwargs) for policy in policies]
     apart = {"models", "trees", "fields", "workers", "groups", "policy", "group_policies"}

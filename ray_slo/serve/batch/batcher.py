@@ -179,10 +179,13 @@ class Batcher:
     @property
     def capacity(self) -> float:
         """Calls per second that the method can answer in time. It is infinite before the first
-        batch, and has room for larger ones than any before (`Belief.rate_within`)."""
-        settings = self._settings
-        rate = self.belief.rate_within(settings.latency_slo_s, settings.max_batch_size)
-        return settings.max_concurrent_batches * rate
+        batch. It is doubled until batches of half the SLO were measured, as they may be faster than
+        assumed."""
+        settings, belief = self._settings, self.belief
+        rate = belief.rate_within(settings.latency_slo_s, settings.max_batch_size)
+        half = belief.profile.max_batch_within(0.5 * settings.latency_slo_s)
+        is_known = min(half, settings.max_batch_size) <= belief.measured_to
+        return settings.max_concurrent_batches * rate * (1 if is_known else 2)
 
     def settings_changed(self) -> None:
         self._announce(force=True)

@@ -23,8 +23,10 @@ from ray_slo.serve.deadlines import (
     ATTEMPT_HEADER,
     NO_PLACE,
     REFUSED_HEADER,
+    WAY_HEADER,
     TimeLimits,
     of_caller_s,
+    positive,
     read_here,
     slo_class_of,
     slo_ms_of,
@@ -36,7 +38,7 @@ from ray_slo.serve.frontend.hooks import Hooks
 from ray_slo.serve.frontend.ledger import Asked
 from ray_slo.serve.frontend.surroundings import Surroundings
 from ray_slo.serve.messages import Capacity
-from ray_slo.serve.proxy.gate import MOST, Door, Known, Ticket
+from ray_slo.serve.proxy.gate import Door, Known, Ticket
 from ray_slo.serve.suspects import ATTEMPT
 
 _T = TypeVar("_T")
@@ -161,7 +163,8 @@ class Intake:
             limits, named = TimeLimits(ours, strict=True), slo_class_of(ours, strict=True)
             slo_class, slo_s = self._of_class(model, named)
             slo_s = limits.budget_s(slo_s)
-            return Asked(model, arrival, slo_s, headers.get("traceparent"), slo_class)
+            given = headers.get("traceparent"), slo_class
+            return Asked(model, arrival, slo_s, *given, way_s=self._way_s(headers))
 
     def asked_grpc(
         self, request: Any, metadata: Any, model: str, arrival: float
@@ -190,8 +193,13 @@ class Intake:
                 if len(body) > (limit := getattr(self._spec, option)):
                     raise reading.too_large(kind, len(body), limit, option=option)
             content_type = "application/json" if kind == "json" else "application/octet-stream"
-            asked = Asked(model, arrival, slo_s, said.get("traceparent"), slo_class)
+            given = said.get("traceparent"), slo_class
+            asked = Asked(model, arrival, slo_s, *given, way_s=self._way_s(said))
             return asked, content_type, body
+
+    def _way_s(self, headers: Mapping[str, str]) -> float:
+        way_ms = positive(headers.get(WAY_HEADER)) if self._has_door_before else None
+        return 0.0 if way_ms is None else way_ms / 1e3
 
     def _of_class(self, model: str, slo_class: str | None) -> tuple[str, float]:
         """Return the SLO class that a client names, and its SLO in seconds.
@@ -359,10 +367,10 @@ class Intake:
         most = self._spec.max_queued_requests * self._spec.num_frontends
         capacity = self._capacity(self._entries[name])
         rate = math.inf
-        if capacity is not None:  # a door lets `MOST` times this rate times the SLO on
+        if capacity is not None:  # a door lets this rate times the SLO on, and then sets a pace
             busy = self._congestion.get(stream_of(name, slo_class or DEFAULT_CLASS))
             limit = math.inf if busy is None else busy.limit
-            taken = limit * self._spec.num_frontends / (MOST * slo_ms / 1e3)
+            taken = limit * self._spec.num_frontends / (slo_ms / 1e3)
             rate = min(capacity.rate, max(taken, 1.0))
         sizes = f"{self._spec.max_body_bytes};{self._spec.max_json_bytes}"
         return f"{rate:.3f};{slo_ms:.3f};{most};{sizes}"  # HAProxy reads no exponent

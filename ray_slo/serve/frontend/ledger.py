@@ -57,6 +57,7 @@ class Asked:
     traceparent: str | None = None
     slo_class: str = ""
     takes_errors: bool = False  # as values, where a batch method returns them as results
+    way_s: float = 0.0  # from the door in Serve's proxy and back
 
     @property
     def deadline(self) -> float:
@@ -305,7 +306,7 @@ class Ledger:
     def _margin_s(self, asked: Asked) -> float:
         """Return the time that is kept to send the answer back. It is at most a share of the SLO.
         Otherwise all requests could be refused, and a shorter time would never be measured."""
-        way_back_s = min(0.5 * self.overhead_s, _WAY_BACK * asked.slo_s)
+        way_back_s = min(0.5 * self.overhead_s + asked.way_s, _WAY_BACK * asked.slo_s)
         return self._spec.response_margin_ms / 1e3 + way_back_s
 
     # -- from the scheduler ----------------------------------------------------------------

@@ -20,6 +20,7 @@ from ray_slo.serve.deadlines import (
     CAPACITY_HEADER,
     LATENCY_HEADER,
     REFUSED_HEADER,
+    WAY_HEADER,
     WHOLE_HEADER,
     TimeLimits,
     without,
@@ -36,6 +37,7 @@ from ray_slo.serve.ray_private.http_head import ARRIVAL, LEAVING
 _CAPACITY, _BATCH = CAPACITY_HEADER.encode(), BATCH_HEADER.encode()
 _LATENCY = LATENCY_HEADER.encode()  # header of an answer with the time in the frontend
 _WHOLE, _REFUSED = WHOLE_HEADER.encode(), REFUSED_HEADER.encode()
+_WAY = WAY_HEADER.encode()
 _ARRIVED = ARRIVED_HEADER.encode()
 _OF_THE_DOOR = {_CAPACITY, _BATCH}  # headers of answers
 _SMALL_BYTES = 2**20
@@ -110,6 +112,8 @@ class AdmissionMiddleware:
             headers.append((_WHOLE, b"1" if whole else b"0"))
             if refused := self._door.refused_before(place):
                 headers.append((_REFUSED, str(refused).encode()))
+            if way_s := self._door.way_s(place):
+                headers.append((_WAY, f"{1e3 * way_s:.3f}".encode()))
             if is_batch:
                 headers.append((_ARRIVED, stamp(time.monotonic() - arrival).encode()))
             # Serve pickles the scope for a replica, which has no use for these functions.

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ray_slo.core.quantile import FEW_SAMPLES, Quantile
 from ray_slo.core.recent import Recent
 from ray_slo.serve.deadlines import NO_PLACE
 from ray_slo.serve.errors import Expired, RefusedEarly
@@ -47,6 +48,7 @@ _PACE = 1.0
 # Requests on their way at a time: at first, least, most; increase per answer, and factor of a
 # decrease.
 _FIRST, _LEAST, _MOST, _MORE, _FEWER = 64.0, 16.0, 2000.0, 0.5, 0.8
+_ANSWERED_S = 1.0  # so long after an answer, the way takes as long as it took
 _LEAST_OF_SLO = 0.25  # upper bound of `least_s`, in SLOs, because a slow place may become fast
 _REPLICA_S = 10.0  # a replica counts for this long after an answer
 _FORGET = 1.01  # factor of `least_s` per answer, so that it covers about the last 100 answers
@@ -94,6 +96,8 @@ class ProxyDoor:
         self._ours: Recent[str, float] = Recent(PLACES_KEPT)  # last answers, by route
         # Rates of the replicas with batch functions, and when each last answered, by place.
         self._rates: Recent[Place, dict[str, tuple[float, float]]] = Recent(PLACES_KEPT)
+        # Times of the way to a frontend and back, and when the last was measured, by place.
+        self._ways: Recent[Place, tuple[Quantile, float]] = Recent(PLACES_KEPT)
         # Refusals since a request last went on to the place.
         self._refused: Counter[Place] = Counter()
 
@@ -196,6 +200,15 @@ class ProxyDoor:
         """Count a refusal of a request that did not come to the door."""
         self._refused[place] += 1
 
+    def way_s(self, place: Place) -> float:
+        """Return the time that the way to a frontend of the place and back takes, in seconds (95th
+        percentile). The longer there was no answer, the less is left of it. Otherwise all requests
+        could be refused for it, and a shorter time would never be measured."""
+        if (way := self._ways.get(place)) is None:
+            return 0.0
+        times, at = way
+        return times.value(default=0.0) * 0.5 ** max(time.monotonic() - at - _ANSWERED_S, 0.0)
+
     def refused_before(self, place: Place) -> int:
         """Return the number of refusals since the last call."""
         return self._refused.pop(place, 0)
@@ -253,6 +266,9 @@ class ProxyDoor:
         self._places[place] = Facts(answers, slo_ms / 1e3, max_body_bytes, max_json_bytes)
         if took_s is not None and inside_s is not None:
             self._adapt(slo_ms / 1e3, took_s, inside_s)
+            times, _ = self._ways.get(place) or (Quantile(0.95, prior=FEW_SAMPLES), 0.0)
+            times.add(max(took_s - inside_s, 0.0))
+            self._ways[place] = times, time.monotonic()
         return seen is None
 
     def _adapt(self, slo_s: float, took_s: float, inside_s: float) -> None:

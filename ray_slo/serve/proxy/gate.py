@@ -27,6 +27,8 @@ from enum import IntEnum
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from ray_slo.core.recent import Recent
+
 if TYPE_CHECKING:  # HAProxy's rules import this module, and must not import Ray
     from ray_slo.serve.errors import RefusedEarly
 
@@ -34,12 +36,8 @@ FEW = 16
 """This many requests of an application may always be on their way."""
 MOST = 2
 """At most so many times the requests that can be answered by the deadline are on their way."""
-PACE, PACE_S = 1.5, 0.1
-"""Beyond those that can be answered, requests go on at this multiple of the rate of the workers,
-counted over so many seconds. The scheduler chooses among them. For a batch it wants requests that
-came lately. If they went on as soon as there is room, most would come right after the last batch
-has begun, and be too old for the next one. What the scheduler refuses has cost a frontend and a
-proxy CPU time."""
+PACE_S = 0.1
+"""The pace of requests is counted over so many seconds."""
 PLACES_KEPT = 1024  # largest number of places that a proxy knows
 OURS_S = 60.0  # an application of ray-slo is known to a proxy for this long after an answer
 _MOST_WAITING = 2000  # largest number of waiting requests
@@ -48,6 +46,7 @@ STRANGER_S = 1.0  # seconds for which a stranger on its way counts, because nobo
 _HOPELESS = 8  # largest number of refusals per turn, so that other requests need not wait for them
 _AGAIN_S = 1.0  # seconds until a refused client may try again, if nothing is known
 _LATELY_S = 0.1  # seconds for the mean length of a turn
+_KEPT_S = 1.0  # times of requests are kept for so long
 _NEWEST = 0.1  # weight of the newest interval between two requests that went on
 
 
@@ -128,15 +127,21 @@ class Ticket:
 class Gate:
     """Lets requests on one by one, by rank, and then the earliest deadline first.
 
+    Beyond those that the workers can answer by the deadline, requests go on at a pace, because the
+    scheduler chooses among them. For a batch it wants requests that came lately. If they went on as
+    soon as there is room, most would come right after the last batch has begun, and be too old for
+    the next one. What the scheduler refuses has cost a frontend and a proxy CPU time.
+
     Args:
         most: number of requests that may wait. If there are more, the last one is refused.
+        pace: the pace, as a multiple of the rate of the workers; at least 10 requests per second.
 
     Attributes:
         window: a request whose `rate` is known goes on while fewer than this with earlier deadlines
             are on their way.
     """
 
-    def __init__(self, most: int = _MOST_WAITING, pace: float = PACE) -> None:
+    def __init__(self, most: int = _MOST_WAITING, pace: float = math.inf) -> None:
         self._most, self._pace = most, pace
         self.window = math.inf
         self._numbers = itertools.count()
@@ -146,7 +151,7 @@ class Gate:
         # Sorted keys of requests that wait or are on their way, and times of those that came
         # lately; by application.
         self._of: dict[str | None, list[Key]] = {}
-        self._came_at: dict[str | None, deque[float]] = {}
+        self._came_at: Recent[str | None, deque[float]] = Recent(PLACES_KEPT)
         self._strangers: set[Ticket] = set()  # those on their way that count
         self._interval_s = 0.0  # mean time between two requests that go on while others wait
         self._last_at: float | None = None  # time when the last one went on, if others waited
@@ -217,12 +222,14 @@ class Gate:
     def _is_crowded(
         self, now: float, rate: float, left_s: float, ahead: int, who: str | None
     ) -> bool:
-        free = max(FEW, rate * left_s)
-        if ahead < free:
+        """Whether a request is one too many. If the scheduler refuses requests at once, few are on
+        their way. So those that came count, too."""
+        free, times = max(FEW, rate * left_s), self._came_at.get(who) or ()
+        came = len(times) - bisect_left(times, now - min(left_s, _KEPT_S))
+        if ahead < free and came < MOST * free:
             return False
-        times = self._came_at.get(who, ())
         lately = len(times) - bisect_left(times, now - PACE_S)
-        return ahead >= MOST * free or lately > self._pace * PACE_S * rate
+        return ahead >= MOST * free or lately + 1 > max(self._pace * PACE_S * rate, 1.0)
 
     def walk_in(
         self,
@@ -314,9 +321,10 @@ class Gate:
 
     def _count(self, ticket: Ticket, now: float) -> None:
         insort(self._of.setdefault(ticket.known.who, []), ticket.key)
-        times = self._came_at.setdefault(ticket.known.who, deque())
+        times = self._came_at.get(ticket.known.who) or deque()
+        self._came_at[ticket.known.who] = times
         times.append(now)
-        while times[0] < now - PACE_S:
+        while times[0] < now - _KEPT_S:
             times.popleft()
 
     def _forget(self, ticket: Ticket) -> None:

@@ -21,6 +21,7 @@ from ray_slo.serve.deadlines import (
     MARK_HEADER,
     NO_PLACE,
     REFUSED_HEADER,
+    WAY_HEADER,
     TimeLimits,
     left_ms,
     positive,
@@ -78,12 +79,15 @@ class Attempt(WithDeadline):
         slo_s: float | None = None,
         refused: int = 0,
         name: str = "",
+        way_s: float = 0.0,
     ) -> None:
         super().__init__(context, spent_s, slo_s)
         self.id = name or new_attempt()
         self._metadata.append((ATTEMPT_HEADER, self.id))
         if refused:
             self._metadata.append((REFUSED_HEADER, str(refused)))
+        if way_s:
+            self._metadata.append((WAY_HEADER, f"{1e3 * way_s:.3f}"))
         self.died = False
         self._code: Any = None
         self._details = ""
@@ -208,7 +212,8 @@ class Failover:
             if budget_s is not None and spent_s >= budget_s:
                 raise lost() if i else Expired("its deadline passed while it waited for admission")
             refused = self._door.refused_before(place)
-            attempt = Attempt(call.context, spent_s, call.slo_s, refused, call.attempt)
+            known = refused, call.attempt, self._door.way_s(place)
+            attempt = Attempt(call.context, spent_s, call.slo_s, *known)
             left_s = None if limit_s is None else limit_s - spent_s
             answer = await _within(left_s, handle, _with_less(call.request, spent_s), attempt)
             if limit_s is not None and answer is None:

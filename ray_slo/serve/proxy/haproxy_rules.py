@@ -34,9 +34,10 @@ from ray_slo.serve.deadlines import (
     PROXIED_HEADER,
     REFUSED_HEADER,
     TIMEOUT_HEADER,
+    WAY_HEADER,
     WHOLE_HEADER,
 )
-from ray_slo.serve.proxy.gate import FEW, MOST, OURS_S, PACE, PACE_S, PLACES_KEPT
+from ray_slo.serve.proxy.gate import FEW, MOST, OURS_S, PACE_S, PLACES_KEPT
 
 RETRIES = 5  # a single dead frontend is marked down at the third; Serve's proxy then takes over
 GRPC_PATH = "/ray_slo.v1.Inference/"
@@ -50,7 +51,7 @@ _INSIDE = "rayslo_inside"  # table of requests in progress, by path and kind
 _KEPT = "1d"  # how long after its last use a place is known
 _LATE_MS = round(1e3 * LATE_BODY_S)
 _BODY_MS = (500, 1000, 2000, 5000, 10_000, 60_000)  # possible time limits of a body in HAProxy
-_PACE_MS = round(1e3 * PACE_S)
+_PACE, _PACE_MS = 1.5, round(1e3 * PACE_S)  # see `Gate`
 _HEAD_BYTES = 8192  # bytes of a buffer that the head and HAProxy itself need
 
 _SET = "http-request set-var"
@@ -82,12 +83,15 @@ def of_frontend(clock: str) -> Iterator[str]:
     yield f"http-request del-header {PROXIED_HEADER}"
     yield f"http-request set-header {WHOLE_HEADER} 0"
     yield f"http-request del-header {REFUSED_HEADER}"
+    yield f"http-request del-header {WAY_HEADER}"
     yield f"http-request del-header {KNOWN_HEADER}"
     yield from _arrival(clock)
 
 
 def of_grpc_frontend(clock: str) -> Iterator[str]:
-    yield from (f"http-request del-header {h}" for h in (PROXIED_HEADER, REFUSED_HEADER))
+    yield from (
+        f"http-request del-header {h}" for h in (PROXIED_HEADER, REFUSED_HEADER, WAY_HEADER)
+    )
     yield f"http-request del-header {WHOLE_HEADER}"
     yield from _arrival(clock)
 
@@ -222,7 +226,7 @@ def _door() -> Iterator[str]:
     yield f"{_SET}(txn.slo_left) var(txn.slo_long) if {is_long}"
     yield f"{_SET}(txn.slo_key) var(txn.slo_path),concat(:,txn.slo_kind) if {_OURS}"
     yield f"{_SET}(txn.slo_limit) var(txn.slo_most) if {_OURS}"
-    yield from _crowd("var(txn.slo_rate)", "txn.slo_left")
+    yield from _crowd("var(txn.slo_rate)", "txn.slo_left", _OURS)
     yield f"{_SET}(txn.slo_again) var(txn.slo_ahead),div(txn.slo_rate),add(1)"
     yield f"http-request sc-inc-gpc0(1) if {refused}"
     yield (
@@ -236,13 +240,13 @@ def _door() -> Iterator[str]:
     )
 
 
-def _crowd(rate: str, left: str, condition: str = "") -> Iterator[str]:
+def _crowd(rate: str, left: str, condition: str) -> Iterator[str]:
     """Set `over` to 0 or more if a request is one too many, by the rule of `Gate`. At most `limit`
     may be on their way, if it is set."""
-    only = f" if {condition}" if condition else ""
+    only = f" if {condition}"
 
-    def is_(name: str, comparison: str) -> str:
-        return f"if {{ var(txn.slo_{name}) -m int {comparison} 0 }} {condition}"
+    def is_(name: str, comparison: str, value: int = 0) -> str:
+        return f"if {{ var(txn.slo_{name}) -m int {comparison} {value} }} {condition}"
 
     yield f"{_SET}(txn.slo_ahead) var(txn.slo_key),table_conn_cur({_INSIDE}){only}"
     yield f"{_SET}(txn.slo_can) {rate},mul({left}),div(1000){only}"
@@ -255,10 +259,11 @@ def _crowd(rate: str, left: str, condition: str = "") -> Iterator[str]:
     yield f"{_SET}(txn.slo_bound) var(txn.slo_limit) {is_('spare', 'lt')} {is_lower}"
     yield f"{_SET}(txn.slo_over) var(txn.slo_ahead),sub(txn.slo_bound){only}"
     yield f"{_SET}(txn.slo_beyond) var(txn.slo_ahead),sub(txn.slo_free){only}"
-    yield f"{_SET}(txn.slo_pace) {rate},mul({round(_PACE_MS * PACE)}),div(1000){only}"
+    yield f"{_SET}(txn.slo_pace) {rate},mul({round(_PACE_MS * _PACE)}),div(1000){only}"
+    yield f"{_SET}(txn.slo_pace) int(1) {is_('pace', 'lt', 1)}"
     lately = f"var(txn.slo_key),table_gpc0_rate({_INSIDE})"
     yield f"{_SET}(txn.slo_faster) {lately},sub(txn.slo_pace){only}"
-    yield f"{_SET}(txn.slo_over) int(0) {is_('beyond', 'ge')} {{ var(txn.slo_faster) -m int gt 0 }}"
+    yield f"{_SET}(txn.slo_over) int(0) {is_('beyond', 'ge')} {{ var(txn.slo_faster) -m int ge 0 }}"
 
 
 def _strangers() -> Iterator[str]:

@@ -143,25 +143,30 @@ class OtherProcess:
     cluster.
 
     The process has the lowest priority of the machine. The first call starts it. It then stays,
-    because a start takes a second of CPU time. It ends with this process, or when a call is
-    cancelled. After that, the next call starts another one.
+    because a start takes seconds of CPU time. It ends with this process, or when a call is
+    cancelled. After that, the next call starts another one, as Ray starts it: the command that
+    lowers the priority may be why the first one failed.
     """
 
     def __init__(self) -> None:
         self._actor: Any = None
+        self._is_low = True  # whether it starts at low priority
 
     async def __call__(self, function: Callable[[Any], Any], argument: Any) -> Any:
         if self._actor is None:
-            # Python and Ray take seconds of CPU time to start, so they have low priority, too.
-            python = f"$(command -v {shlex.quote(sys.executable)} || command -v python)"
-            runtime_env = {"py_executable": f"nice -n 19 {python}"}
+            runtime_env = _low_priority() if self._is_low else {}
             self._actor = ray.remote(num_cpus=0, runtime_env=runtime_env)(_Runner).remote()
         actor = self._actor
         try:
             return await actor.run.remote(function, argument)
-        except (asyncio.CancelledError, ray.exceptions.RayActorError):
+        except (
+            asyncio.CancelledError,
+            ray.exceptions.RayActorError,
+            ray.exceptions.RuntimeEnvSetupError,
+        ):
             if self._actor is actor:
                 self.close()
+                self._is_low = False
             raise
 
     def close(self) -> None:
@@ -169,6 +174,15 @@ class OtherProcess:
         if actor is not None:
             with contextlib.suppress(Exception):  # Ray may be gone, too
                 ray.kill(actor)
+
+
+def _low_priority() -> dict[str, str]:
+    """Return the environment of a process whose Python starts at low priority, on any node. It is
+    empty if the application says itself how Python is started."""
+    if {"py_executable", "image_uri", "container"} & set(ray.get_runtime_context().runtime_env):
+        return {}
+    found = "$(command -v {} || command -v python || command -v python3)"
+    return {"py_executable": f"nice -n 19 {found.format(shlex.quote(sys.executable))}"}
 
 
 class _Runner:

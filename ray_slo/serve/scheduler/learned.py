@@ -146,18 +146,19 @@ class Learned:
 
     def capacity(self) -> dict[str, Capacity]:
         """Return the capacity for models that have workers."""
-        rates: dict[str, dict[str, float]] = {}  # by model and worker
+        rates: dict[str, dict[str, list[float]]] = {}  # by model and worker
         for name, worker in self._workers.items():
             for variant in worker.variants:
                 model = self._variants[variant].model
                 slo_s = self._spec.models[model].latency_slo_ms / 1e3
                 rate = self.beliefs[variant, worker.kind].rate_within(slo_s)
-                of_model = rates.setdefault(model, {})
-                of_model[name] = max(of_model.get(name, 0.0), rate)
-        return {
-            model: Capacity(sum(of_model.values()), frozenset(of_model))
-            for model, of_model in rates.items()
-        }
+                rates.setdefault(model, {}).setdefault(name, []).append(rate)
+        found = {}
+        for model, of_model in rates.items():
+            finite = [[rate for rate in its if math.isfinite(rate)] for its in of_model.values()]
+            measured = [max(its) for its in finite if its]
+            found[model] = Capacity(sum(measured) if measured else math.inf, frozenset(of_model))
+        return found
 
     def tries(self, drop: Drop, flights: Iterable[Flight], now: float) -> bool:
         """Return whether requests are to arrive again, because their profile may be wrong, and a

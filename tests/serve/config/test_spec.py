@@ -370,8 +370,11 @@ def test_only_what_a_replica_must_know_of_changes_the_version():
         version(**model(callable=Tall, args=[1])),
         version(**model(callable=Tall, args=[2])),
         version(**model(latency_slo_ms=101)),
+        *(version(workers={"default": {"max_replicas": most}}) for most in (3, 4)),
+        version(workers={"default": {"max_replicas": 3, "min_replicas": 2}}),
+        version(workers={"default": {"memory_mb": 900}}),
     ]
-    assert len({version(), *others}) == 7
+    assert len({version(), *others}) == 1 + len(others)
 
 
 json = st.recursive(

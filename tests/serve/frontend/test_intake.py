@@ -146,6 +146,18 @@ async def test_an_slo_class_by_header():
 
 
 @in_loop
+@pytest.mark.parametrize(
+    "has_door, said, way_s",
+    [(True, "12.5", 0.0125), (True, "-1", 0.0), (True, "x", 0.0), (False, "12.5", 0.0)],
+)
+async def test_a_door_says_how_long_the_way_from_it_takes(has_door, said, way_s):
+    one = intake(has_door_before=has_door)
+    assert one.asked_http(*http(x_slo_way_ms=said), "m", 7.0).way_s == way_s
+    message = InferRequest(json="1")
+    assert one.asked_grpc(message, [("x-slo-way-ms", said)], "m", 7.0)[0].way_s == way_s
+
+
+@in_loop
 async def test_refusals_at_a_door_count_for_the_class():
     one = intake(models=CLASSES, has_door_before=True)
     one.heed_proxy({"x-slo-refused-before": "7"}, one.asked("m", 0.0, slo_class="gold"))

@@ -144,9 +144,9 @@ class World:
     def spawn(self, coroutine):
         self.tasks.append(asyncio.ensure_future(coroutine))
 
-    def ask(self, id, slo_s=5.0, item="x"):
+    def ask(self, id, slo_s=5.0, item="x", **about):
         now = time.monotonic()
-        entry = Entry(id, "m", Asked("m", now, slo_s), item, now)
+        entry = Entry(id, "m", Asked("m", now, slo_s, **about), item, now)
         return asyncio.ensure_future(self._serve(entry))
 
     async def _serve(self, entry):
@@ -394,6 +394,10 @@ async def test_half_of_the_time_of_a_call_beside_the_batch_is_kept_for_the_way_b
     for slo_s, way_back_s in ((5.0, overhead_s / 2), (0.08, min(overhead_s / 2, 0.02))):
         await world.asks(100, slo_s=slo_s)
         assert world.scheduler.submits[-1].budget_s == pytest.approx(slo_s - 0.01 - way_back_s)
+    # And all of the way through Serve's proxy.
+    await world.asks(101, slo_s=5.0, way_s=0.2)
+    kept_s = 0.01 + overhead_s / 2 + 0.2
+    assert world.scheduler.submits[-1].budget_s == pytest.approx(5.0 - kept_s)
 
 
 @in_loop

@@ -195,6 +195,22 @@ def test_the_way_may_take_50_ms_or_15_percent_of_the_slo(way_s, window):
     assert door.gate.window == pytest.approx(window)
 
 
+def test_the_way_is_known_and_forgotten_while_nobody_is_answered():
+    async def main():
+        door = ProxyDoor()
+        assert door.way_s(M) == 0.0
+        for i in range(50):
+            door.heard(M, "1000;400;2000;9000;5000", 0.1 + 0.001 * i, 0.1)
+        door.heard(M, "1000;400;2000;9000;5000", None, None)  # an error
+        assert door.way_s(M) == pytest.approx(0.0465, abs=1e-3)
+        await asyncio.sleep(1.0)
+        assert door.way_s(M) == pytest.approx(0.0465, abs=1e-3)
+        await asyncio.sleep(3.0)
+        return door.way_s(M)
+
+    assert clock.run(main()) == pytest.approx(0.0465 / 8, abs=1e-3)
+
+
 @pytest.mark.parametrize(
     ("sizes", "is_json", "most", "option"),
     [

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_slo.errors import RefusedEarly
-from ray_slo.serve.proxy.gate import STRANGER_S, Door, Gate, Known, NowKnown, Rank
+from ray_slo.serve.proxy.gate import PLACES_KEPT, STRANGER_S, Door, Gate, Known, NowKnown, Rank
 from tests.serve import clock
 
 PURE = settings(max_examples=300)
@@ -111,7 +111,7 @@ def test_those_who_wait_too_long_are_refused_at_once_when_the_pace_is_known():
 
 
 def test_no_more_go_on_than_workers_can_do_by_the_deadline():
-    gate = Gate()
+    gate = Gate(pace=1.0)
     let = refused = 0
     for _ in range(500):
         told = Told()
@@ -129,7 +129,7 @@ def test_no_more_go_on_than_workers_can_do_by_the_deadline():
 
 
 def test_an_overloaded_application_takes_no_capacity_of_another_one():
-    gate = Gate()
+    gate = Gate(pace=1.0)
     for _ in range(100):
         assert gate.walk_in(0.0, 0.5, Known(200.0, who="/busy")) is not None
     with pytest.raises(RefusedEarly):
@@ -143,7 +143,7 @@ def test_an_overloaded_application_takes_no_capacity_of_another_one():
 
 def test_beyond_what_the_workers_can_do_requests_go_on_at_a_pace():
     """So those that a scheduler finds for its next batch did not all come before the last one."""
-    gate, known, went = Gate(), Known(100.0), []
+    gate, known, went = Gate(pace=1.5), Known(100.0), []
     for ms in range(500):
         now = 1e-3 * ms
         with contextlib.suppress(RefusedEarly):
@@ -152,7 +152,26 @@ def test_beyond_what_the_workers_can_do_requests_go_on_at_a_pace():
     assert went[:50] == [*range(50)]  # what can be done in 0.5 s
     later = np.array(went[50:])
     assert len(later) == 50  # at most twice as many are on their way
-    assert min(later[16:] - later[:-16]) >= 100  # 1.5 times the rate, so 15 in 0.1 s
+    assert min(later[15:] - later[:-15]) >= 100  # 1.5 times the rate, so 15 in 0.1 s
+
+
+@pytest.mark.parametrize("rate, per_s", [(100.0, 200), (7.0, 64)])
+def test_so_do_those_that_are_refused_at_once(rate, per_s):
+    """Few of them are on their way at a time. Twice what the workers can do come, and no more."""
+    gate, went = Gate(pace=1.5), []
+    for ms in range(0, 5000, 2):
+        now = 1e-3 * ms
+        with contextlib.suppress(RefusedEarly):
+            gate.leave(gate.walk_in(now, now + 0.5, Known(rate)))
+            went.append(now)
+    assert sum(at >= 2.0 for at in went) == pytest.approx(3 * per_s, rel=0.1)
+
+
+def test_nothing_is_kept_of_whom_nobody_asks_for():
+    gate = Gate()
+    for i in range(2000):
+        gate.leave(gate.walk_in(i, i + 1.0, Known(1.0, who=f"/users/{i}")))
+    assert not gate._of and len(gate._came_at) <= PLACES_KEPT
 
 
 def test_no_more_are_on_their_way_than_the_window():

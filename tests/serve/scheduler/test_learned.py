@@ -95,6 +95,27 @@ def test_a_batch_is_no_larger_than_all_workers_have_memory_for():
     assert belief.measured_to == belief.profile.measured_to == 16
 
 
+def test_the_capacity_is_of_what_was_measured():
+    """A variant that nobody ran yet does not open the door for all."""
+    roster = Roster()
+    variants = {v: {"load": "a:load", "accuracy": 90} for v in ("small", "large")}
+    model = {"callable": "a:B", "latency_slo_ms": 100, "variants": variants}
+    learned = Learned(parse_spec({"models": {"m": model}}), roster)
+    guess = LatencyProfile([0.01] * 8, measured_to=0)
+
+    def capacity(**profiles):
+        learned.beliefs.clear()
+        for worker in ("w0", "w1"):
+            beat = Heartbeat(worker, "gpu", profiles, [])
+            learned.meet(beat.profiles, "gpu")
+            roster.heard(worker, WorkerState.of(beat, frozenset(profiles), 1.0))
+        return learned.capacity()["m"].rate
+
+    small = LatencyProfile([0.04, 0.05, 0.06])
+    assert capacity(small=small, large=guess) == pytest.approx(2 * 3 / 0.06)
+    assert capacity(small=guess, large=guess) == np.inf
+
+
 def test_the_time_to_stop_a_batch_is_the_workers_own_until_it_was_measured():
     roster = Roster()
     spec = parse_spec({"models": {"m": {"callable": "a:B", "latency_slo_ms": 100}}})
