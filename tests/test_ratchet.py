@@ -29,16 +29,16 @@ CODE_LINES = {
     "planning": 8198,  # when a brain is asked; zero; moves that failed; workers that return
     "policies": 6571,
     "record": 948,
-    "serve": 2161,  # coroutines that plain functions return
-    "serve/app": 766,  # fields that would replace others
-    "serve/batch": 753,  # what the door and it tell each other
+    "serve": 2163,  # coroutines that plain functions return; the way through a proxy
+    "serve/app": 770,  # fields that would replace others; bounds of workers in a redeployment
+    "serve/batch": 755,  # what the door and it tell each other
     "serve/channels": 785,
     "serve/config": 1326,  # names of kinds; example_input
-    "serve/frontend": 2601,  # answers that are shared; other releases
+    "serve/frontend": 2609,  # answers that are shared; other releases; the way through a proxy
     "serve/planner": 1555,  # what frontends remember for the next planner
     "serve/protos": 20,
-    "serve/proxy": 1927,  # keeps clusters and users of a machine apart
-    "serve/ray_private": 1103,  # gRPC ports are not shared; rehearsals start at low priority
+    "serve/proxy": 1955,  # keeps clusters and users apart; the pace of the door; the way to a frontend
+    "serve/ray_private": 1113,  # gRPC ports are not shared; rehearsals start at low priority
     "serve/scheduler": 1353,  # one that serves leads on; a slow frontend is known to be slow
     "serve/watch": 1850,
     "serve/worker": 1283,  # OpenMP has a number of threads per thread that calls it

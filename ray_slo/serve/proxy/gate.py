@@ -226,7 +226,7 @@ class Gate:
         their way. So those that came count, too."""
         free, times = max(FEW, rate * left_s), self._came_at.get(who) or ()
         came = len(times) - bisect_left(times, now - min(left_s, _KEPT_S))
-        if ahead < free and came < MOST * free:
+        if ahead < free and came < self._pace * free:
             return False
         lately = len(times) - bisect_left(times, now - PACE_S)
         return ahead >= MOST * free or lately + 1 > max(self._pace * PACE_S * rate, 1.0)
