@@ -37,7 +37,7 @@ CODE_LINES = {
     "serve/frontend": 2609,  # answers that are shared; other releases; the way through a proxy
     "serve/planner": 1555,  # what frontends remember for the next planner
     "serve/protos": 20,
-    "serve/proxy": 1955,  # keeps clusters and users apart; the pace of the door; the way to a frontend
+    "serve/proxy": 1955,  # keeps clusters apart; the pace of the door; the way
     "serve/ray_private": 1113,  # gRPC ports are not shared; rehearsals start at low priority
     "serve/scheduler": 1353,  # one that serves leads on; a slow frontend is known to be slow
     "serve/watch": 1850,
