@@ -34,11 +34,11 @@ CODE_LINES = {
     "serve/batch": 755,  # what the door and it tell each other
     "serve/channels": 785,
     "serve/config": 1326,  # names of kinds; example_input
-    "serve/frontend": 2609,  # answers that are shared; other releases; the way through a proxy
+    "serve/frontend": 2610,  # answers that are shared; other releases; the way through a proxy
     "serve/planner": 1555,  # what frontends remember for the next planner
     "serve/protos": 20,
-    "serve/proxy": 1955,  # keeps clusters apart; the pace of the door; the way
-    "serve/ray_private": 1113,  # gRPC ports are not shared; rehearsals start at low priority
+    "serve/proxy": 1991,  # keeps clusters apart; the pace of the door; the way
+    "serve/ray_private": 1116,  # gRPC ports are not shared; rehearsals start at low priority
     "serve/scheduler": 1353,  # one that serves leads on; a slow frontend is known to be slow
     "serve/watch": 1850,
     "serve/worker": 1283,  # OpenMP has a number of threads per thread that calls it

@@ -38,7 +38,8 @@ from ray_slo.serve.frontend.hooks import Hooks
 from ray_slo.serve.frontend.ledger import Asked
 from ray_slo.serve.frontend.surroundings import Surroundings
 from ray_slo.serve.messages import Capacity
-from ray_slo.serve.proxy.gate import Door, Known, Ticket
+from ray_slo.serve.proxy.door import Door
+from ray_slo.serve.proxy.gate import FEW, Known, Ticket
 from ray_slo.serve.suspects import ATTEMPT
 
 _T = TypeVar("_T")
@@ -355,9 +356,9 @@ class Intake:
 
     def capacity_said(self, path: str, slo_class: str | None = None) -> str:
         """Return the capacity header for the door in Serve's proxy. It has the requests/s that the
-        workers can serve for this path, or fewer if the frontends are too busy; its SLO in
-        milliseconds; the number of requests that all frontends keep; and the largest sizes of a
-        body and of a JSON body in bytes. If there is no such model or class, it says only that:
+        workers can serve for this path; its SLO in milliseconds; the number of requests that all
+        frontends keep, or fewer if they are too busy; and the largest sizes of a body and of a JSON
+        body in bytes. If there is no such model or class, it says only that:
         what clients make up is nothing that a door should keep."""
         name = path or (next(iter(self._trees)) if len(self._trees) == 1 else "")
         slos_s = self._trees[name].slos_s if name in self._trees else {}
@@ -367,11 +368,11 @@ class Intake:
         most = self._spec.max_queued_requests * self._spec.num_frontends
         capacity = self._capacity(self._entries[name])
         rate = math.inf
-        if capacity is not None:  # a door lets this rate times the SLO on, and then sets a pace
+        if capacity is not None:
+            rate = capacity.rate
             busy = self._congestion.get(stream_of(name, slo_class or DEFAULT_CLASS))
-            limit = math.inf if busy is None else busy.limit
-            taken = limit * self._spec.num_frontends / (slo_ms / 1e3)
-            rate = min(capacity.rate, max(taken, 1.0))
+            if busy is not None and busy.limit < math.inf:
+                most = min(most, max(round(busy.limit * self._spec.num_frontends), FEW))
         sizes = f"{self._spec.max_body_bytes};{self._spec.max_json_bytes}"
         return f"{rate:.3f};{slo_ms:.3f};{most};{sizes}"  # HAProxy reads no exponent
 

@@ -44,6 +44,9 @@ _SMALL_BYTES = 2**20
 _HAS_BODY = {b"content-length", b"transfer-encoding"}
 _LINGER_S = 2.0  # seconds to read the rest of a body after its request is answered
 
+# Whether a frontend refused a request, by the status of the answer.
+_OUTCOMES = {200: False, 503: True}
+
 
 class AdmissionMiddleware:
     """Admits requests one by one, the earliest deadline first, and reads small bodies.
@@ -127,11 +130,14 @@ class AdmissionMiddleware:
         request leaves the door just before the end of its answer, so that the client's next request
         does not find it there."""
         let_in = time.monotonic()
+        status = 0
 
         async def watched(message: Any) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
+                status = message["status"]
                 found = {name.lower(): value for name, value in message.get("headers", ())}
-                took_s = time.monotonic() - let_in if message["status"] == 200 else None
+                took_s = time.monotonic() - let_in if status == 200 else None
                 if (said := found.get(_CAPACITY)) is not None:
                     inside = found.get(_LATENCY)
                     inside_s = None if inside is None else float(inside) / 1e3
@@ -142,7 +148,7 @@ class AdmissionMiddleware:
                     rest = [h for h in message["headers"] if h[0].lower() not in _OF_THE_DOOR]
                     message = {**message, "headers": rest}
             elif message["type"] == "http.response.body" and not message.get("more_body"):
-                self._door.leave(ticket)
+                self._door.leave(ticket, _OUTCOMES.get(status))
             await send(message)
 
         return watched

@@ -13,13 +13,14 @@ here (`Place`). All others share one line, which is bounded (`gate.Rank`).
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ray_slo.core.quantile import FEW_SAMPLES, Quantile
+from ray_slo.core.quantile import FEW_SAMPLES, quantile
 from ray_slo.core.recent import Recent
 from ray_slo.serve.deadlines import NO_PLACE
 from ray_slo.serve.errors import Expired, RefusedEarly
@@ -28,16 +29,19 @@ from ray_slo.serve.proxy.gate import (
     NOTHING,
     OURS_S,
     PLACES_KEPT,
-    Door,
+    STRANGER_S,
+    ClientLeft,
     Gate,
     Known,
     NowKnown,
     Rank,
     Ticket,
+    Verdict,
 )
 from ray_slo.serve.proxy.modes import has_door_before, mode
 from ray_slo.serve.proxy.places import Place
 
+_LATELY_S = 0.1  # seconds for the mean length of a turn
 _WAIT_S = 5.0  # longest wait of a request with an unknown deadline
 # If the way to a frontend and back takes longer than the larger of these (seconds, share of the
 # SLO), the proxy is too busy.
@@ -48,6 +52,7 @@ _PACE = 1.0
 # Requests on their way at a time: at first, least, most; increase per answer, and factor of a
 # decrease.
 _FIRST, _LEAST, _MOST, _MORE, _FEWER = 64.0, 16.0, 2000.0, 0.5, 0.8
+_WAYS, _WAY_KEPT_S = 128, 10.0  # measurements of it that count, and for how many seconds
 _ANSWERED_S = 1.0  # so long after an answer, the way takes as long as it took
 _LEAST_OF_SLO = 0.25  # upper bound of `least_s`, in SLOs, because a slow place may become fast
 _REPLICA_S = 10.0  # a replica counts for this long after an answer
@@ -82,6 +87,141 @@ class Facts(NamedTuple):
             raise too_large("body", num_bytes, int(most), option=option)
 
 
+class Door:
+    """A gate on an event loop. If no other request waits, a request goes on at once.
+
+    Args:
+        per_turn: number of requests that go on per turn of the loop.
+
+    Attributes:
+        turn_s: mean length of the loop's turns in the last tenth of a second, in seconds.
+    """
+
+    def __init__(self, gate: Gate | None = None, per_turn: int = 1) -> None:
+        self.gate = gate or Gate()
+        self._clock = time.monotonic
+        self._per_turn = per_turn
+        self._left = per_turn  # number of requests that may still go on in this turn of the loop
+        self._turns = False
+        self._turns_since = 0.0
+        self.turn_s = 0.0
+
+    async def enter(
+        self,
+        deadline: float,
+        known: Known = NOTHING,
+        rank: Rank = Rank.KNOWN,
+        place: Any = None,
+        leaving: list[Callable[[], object]] | None = None,
+    ) -> Ticket:
+        """Wait until the request may go on; see `Gate.arrive`. Call `leave` when it is done.
+
+        Args:
+            deadline: `time.monotonic()` seconds.
+            leaving: functions to call when the client leaves. A request that waits adds one, and
+                gives up its place when it is called.
+
+        Raises:
+            RefusedEarly: it would be late.
+            ClientLeft: the client left.
+            NowKnown: `Gate.call_again` called it.
+        """
+        ticket = await self._entered(deadline, known, rank, place, leaving)
+        if rank is Rank.STRANGE:
+            asyncio.get_running_loop().call_later(STRANGER_S, self._discount, ticket)
+        return ticket
+
+    async def _entered(
+        self,
+        deadline: float,
+        known: Known,
+        rank: Rank,
+        place: Any,
+        leaving: list[Callable[[], object]] | None,
+    ) -> Ticket:
+        if self._left:
+            ticket = self.gate.walk_in(self._clock(), deadline, known, rank, place)
+            if ticket is not None:
+                self._left -= 1
+                self._turn_soon()
+                return ticket
+        loop = asyncio.get_running_loop()
+        verdict: asyncio.Future[Verdict] = loop.create_future()
+
+        def told(said: Verdict) -> None:
+            if not verdict.done():
+                verdict.set_result(said)
+
+        ticket = self.gate.arrive(self._clock(), deadline, told, known, rank, place)
+        if ticket is not None and self._left and self.gate.can_turn:
+            self._left -= 1
+            self.gate.turn(self._clock())
+            self._turn_soon()
+        if not verdict.done():
+            assert ticket is not None
+            if leaving is not None:
+                leaving.append(verdict.cancel)
+            try:
+                await asyncio.wait([verdict], timeout=deadline - self._clock())
+            except asyncio.CancelledError:
+                self.gate.leave(ticket)
+                raise
+            if verdict.cancelled():
+                self.gate.leave(ticket)
+                raise ClientLeft
+            if not verdict.done():
+                self.gate.leave(ticket)
+                told(self.gate.too_late())
+        if (said := verdict.result()) is not None:
+            raise said
+        assert ticket is not None
+        return ticket
+
+    def check(self, deadline: float, known: Known = NOTHING) -> None:
+        """Check whether a request that arrived now could go on.
+
+        Raises:
+            RefusedEarly: it could not.
+        """
+        if (refused := self.gate.hopeless(self._clock(), deadline, known)) is not None:
+            raise refused
+
+    def leave(self, ticket: Ticket, was_refused: bool | None = None) -> None:
+        """Note that a request is done. Another one may go on in its place.
+
+        Args:
+            was_refused: whether a frontend refused it, if one answered.
+        """
+        self.gate.leave(ticket)
+        if was_refused is False:
+            self.gate.answered(ticket)
+        elif was_refused and (left_s := self.gate.refused(ticket, self._clock())):
+            asyncio.get_running_loop().call_later(left_s, self.gate.forget, ticket)
+        if self.gate.waiting:
+            self._turn_soon()
+
+    def _discount(self, ticket: Ticket) -> None:
+        self.gate.discount(ticket)
+        if self.gate.waiting:
+            self._turn_soon()
+
+    def _turn_soon(self) -> None:
+        if not self._turns:
+            self._turns = True
+            self._turns_since = self._clock()
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._turns, self._left = False, self._per_turn
+        now = self._clock()
+        took_s = now - self._turns_since
+        self.turn_s += min(took_s / _LATELY_S, 1.0) * (took_s - self.turn_s)
+        while self._left and self.gate.can_turn:
+            self._left -= 1
+            self.gate.turn(now)
+            self._turn_soon()  # after a turn without a request, the next request need not wait
+
+
 class ProxyDoor:
     """Lets requests on one by one, the earliest deadline first. Those to places that no frontend
     has confirmed come last, are few at a time, and are refused first."""
@@ -96,8 +236,8 @@ class ProxyDoor:
         self._ours: Recent[str, float] = Recent(PLACES_KEPT)  # last answers, by route
         # Rates of the replicas with batch functions, and when each last answered, by place.
         self._rates: Recent[Place, dict[str, tuple[float, float]]] = Recent(PLACES_KEPT)
-        # Times of the way to a frontend and back, and when the last was measured, by place.
-        self._ways: Recent[Place, tuple[Quantile, float]] = Recent(PLACES_KEPT)
+        # When the way to a frontend and back took how long, and the 95th percentile, by place.
+        self._ways: Recent[Place, tuple[deque[tuple[float, float]], float]] = Recent(PLACES_KEPT)
         # Refusals since a request last went on to the place.
         self._refused: Counter[Place] = Counter()
 
@@ -193,8 +333,8 @@ class ProxyDoor:
     def _is_ours(self, route: str) -> bool:
         return time.monotonic() - self._ours.get(route, -math.inf) < OURS_S
 
-    def leave(self, ticket: Ticket) -> None:
-        self._door.leave(ticket)
+    def leave(self, ticket: Ticket, was_refused: bool | None = None) -> None:
+        self._door.leave(ticket, was_refused)
 
     def note_refused(self, place: Place) -> None:
         """Count a refusal of a request that did not come to the door."""
@@ -206,8 +346,8 @@ class ProxyDoor:
         could be refused for it, and a shorter time would never be measured."""
         if (way := self._ways.get(place)) is None:
             return 0.0
-        times, at = way
-        return times.value(default=0.0) * 0.5 ** max(time.monotonic() - at - _ANSWERED_S, 0.0)
+        seen, way_s = way
+        return way_s * 0.5 ** max(time.monotonic() - seen[-1][0] - _ANSWERED_S, 0.0)
 
     def refused_before(self, place: Place) -> int:
         """Return the number of refusals since the last call."""
@@ -266,10 +406,17 @@ class ProxyDoor:
         self._places[place] = Facts(answers, slo_ms / 1e3, max_body_bytes, max_json_bytes)
         if took_s is not None and inside_s is not None:
             self._adapt(slo_ms / 1e3, took_s, inside_s)
-            times, _ = self._ways.get(place) or (Quantile(0.95, prior=FEW_SAMPLES), 0.0)
-            times.add(max(took_s - inside_s, 0.0))
-            self._ways[place] = times, time.monotonic()
+            self._took(place, max(took_s - inside_s, 0.0))
         return seen is None
+
+    def _took(self, place: Place, way_s: float) -> None:
+        now = time.monotonic()
+        seen, _ = self._ways.get(place) or (deque(maxlen=_WAYS), 0.0)
+        seen.append((now, way_s))
+        while seen[0][0] < now - _WAY_KEPT_S:
+            seen.popleft()
+        missing = [0.0] * (FEW_SAMPLES - len(seen))
+        self._ways[place] = seen, quantile([*missing, *(way for _, way in seen)], 0.95)
 
     def _adapt(self, slo_s: float, took_s: float, inside_s: float) -> None:
         """Allow fewer requests at a time if the way to the frontend and back is slow, otherwise

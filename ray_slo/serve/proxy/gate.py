@@ -10,17 +10,16 @@ the request.
 A client chooses the path and the class of its request. So requests for which nothing is known
 (`Rank`) go on only when no other can. Few of them may be on their way, and they give way first.
 
-`Gate` makes the decisions, without an event loop or a clock. `Door` lets coroutines wait for them.
+`Gate` makes the decisions, without an event loop or a clock. `door.Door` lets coroutines wait for
+them.
 """
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import math
-import time
 from bisect import bisect_left, bisect_right, insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -32,8 +31,11 @@ from ray_slo.core.recent import Recent
 if TYPE_CHECKING:  # HAProxy's rules import this module, and must not import Ray
     from ray_slo.serve.errors import RefusedEarly
 
-FEW = 16
-"""This many requests of an application may always be on their way."""
+FEW = 16  # this many requests of an application may always be on their way
+REFUSED_S = 1.0
+"""An application may refuse as many requests as it answers, and `FEW` more. Those beyond count as
+on their way until their deadline, and for this many seconds at most. Otherwise, the sooner the
+scheduler refuses requests, the more go on to it, and they take the CPU time of the workers."""
 MOST = 2
 """At most so many times the requests that can be answered by the deadline are on their way."""
 PACE_S = 0.1
@@ -45,8 +47,6 @@ _STRANGERS = 16  # largest number of strangers on their way that count
 STRANGER_S = 1.0  # seconds for which a stranger on its way counts, because nobody may answer it
 _HOPELESS = 8  # largest number of refusals per turn, so that other requests need not wait for them
 _AGAIN_S = 1.0  # seconds until a refused client may try again, if nothing is known
-_LATELY_S = 0.1  # seconds for the mean length of a turn
-_KEPT_S = 1.0  # times of requests are kept for so long
 _NEWEST = 0.1  # weight of the newest interval between two requests that went on
 
 
@@ -148,10 +148,13 @@ class Gate:
         self._waiting: dict[Key, Ticket] = {}
         self._order: list[Key] = []  # sorted keys of the waiting requests
         self._inside: list[Key] = []  # sorted keys of requests that are on their way
-        # Sorted keys of requests that wait or are on their way, and times of those that came
-        # lately; by application.
+        # Sorted keys by application: of requests that wait or are on their way, and of refused ones
+        # that still count.
         self._of: dict[str | None, list[Key]] = {}
-        self._came_at: Recent[str | None, deque[float]] = Recent(PLACES_KEPT)
+        # Times and deadlines of requests that came lately, by application.
+        self._came: Recent[str | None, deque[tuple[float, float]]] = Recent(PLACES_KEPT)
+        # How many more requests were refused than answered lately, by application.
+        self._excess: Counter[str | None] = Counter()
         self._strangers: set[Ticket] = set()  # those on their way that count
         self._interval_s = 0.0  # mean time between two requests that go on while others wait
         self._last_at: float | None = None  # time when the last one went on, if others waited
@@ -182,10 +185,10 @@ class Gate:
             return None
         self._waiting[ticket.key] = ticket
         insort(self._order, ticket.key)
-        self._count(ticket, now)
+        self._note(now, ticket)
         if len(self._order) > self._most:
             last = self._take(-1)
-            self._forget(last)
+            self.forget(last)
             said = f"{self._most} requests wait for admission, and all go before it"
             last.told(_refusal("queue_full", said, self._most * self._interval_s))
             if last is ticket:
@@ -208,7 +211,7 @@ class Gate:
             )
             return _refusal("would_miss", said, wait_s)
         ahead = bisect_right(self._of.get(who, ()), key)
-        too_many_for_them = rate is not None and self._is_crowded(now, rate, left_s, ahead, who)
+        too_many_for_them = rate is not None and self._is_crowded(now, key[1], ahead, rate, who)
         if not too_many_for_them and (most is None or ahead < most):
             return None
         again_s = ahead / rate if rate else _AGAIN_S
@@ -217,19 +220,26 @@ class Gate:
             can = max(rate * left_s, 0.0)
             said += f"; by its deadline about {can:.0f} can be answered"
             return _refusal("queue_full", said, again_s)
-        return _refusal("queue_full", f"{said}, which is the limit (max_queued_requests)", again_s)
+        return _refusal("queue_full", f"{said}, which is all that the frontends take now", again_s)
 
     def _is_crowded(
-        self, now: float, rate: float, left_s: float, ahead: int, who: str | None
+        self, now: float, deadline: float, ahead: int, rate: float, who: str | None
     ) -> bool:
-        """Whether a request is one too many. If the scheduler refuses requests at once, few are on
-        their way. So those that came count, too."""
-        free, times = max(FEW, rate * left_s), self._came_at.get(who) or ()
-        came = len(times) - bisect_left(times, now - min(left_s, _KEPT_S))
-        if ahead < free and came < self._pace * free:
+        """Whether a request is one too many."""
+        free = max(FEW, rate * (deadline - now))
+        if ahead < free:
             return False
-        lately = len(times) - bisect_left(times, now - PACE_S)
+        lately = sum(at > now - PACE_S and its <= deadline for at, its in self._came.get(who, ()))
         return ahead >= MOST * free or lately + 1 > max(self._pace * PACE_S * rate, 1.0)
+
+    def _note(self, now: float, ticket: Ticket) -> None:
+        """Note that a request goes on, or waits for it."""
+        self._count(ticket)
+        came = self._came.get(ticket.known.who) or deque()
+        self._came[ticket.known.who] = came
+        came.append((now, ticket.deadline))
+        while came[0][0] < now - PACE_S:
+            came.popleft()
 
     def walk_in(
         self,
@@ -254,7 +264,7 @@ class Gate:
             return None
         if deadline - now < known.least_s and self._inside:
             raise self.too_late()
-        self._count(ticket, now)
+        self._note(now, ticket)
         self._let_on(now, ticket)
         return ticket
 
@@ -291,7 +301,7 @@ class Gate:
             if left_s >= ticket.known.least_s or not self._inside:
                 self._let_on(now, ticket)
                 break
-            self._forget(ticket)
+            self.forget(ticket)
             ticket.told(self.too_late())
         return self.can_turn
 
@@ -315,19 +325,30 @@ class Gate:
     def leave(self, ticket: Ticket) -> None:
         """Note that a request is done, or that its client has left."""
         if _discard(self._inside if ticket.inside else self._order, ticket.key):
-            self._forget(ticket)
+            self.forget(ticket)
         self._waiting.pop(ticket.key, None)
         self._strangers.discard(ticket)
 
-    def _count(self, ticket: Ticket, now: float) -> None:
-        insort(self._of.setdefault(ticket.known.who, []), ticket.key)
-        times = self._came_at.get(ticket.known.who) or deque()
-        self._came_at[ticket.known.who] = times
-        times.append(now)
-        while times[0] < now - _KEPT_S:
-            times.popleft()
+    def answered(self, ticket: Ticket) -> None:
+        """Note that a frontend answered a request, after `leave`."""
+        self._excess -= Counter([ticket.known.who])  # counts of 0 are deleted
 
-    def _forget(self, ticket: Ticket) -> None:
+    def refused(self, ticket: Ticket, now: float) -> float:
+        """Note that a frontend refused a request, after `leave`. Return for how many seconds it
+        still counts: until `forget` is called, or not at all if this is 0."""
+        if ticket.known.rate is None:
+            return 0.0
+        who, left_s = ticket.known.who, min(ticket.deadline - now, REFUSED_S)
+        self._excess[who] = min(self._excess[who] + 1, FEW + 1)
+        if self._excess[who] <= FEW or left_s <= 0:
+            return 0.0
+        self._count(ticket)
+        return left_s
+
+    def _count(self, ticket: Ticket) -> None:
+        insort(self._of.setdefault(ticket.known.who, []), ticket.key)
+
+    def forget(self, ticket: Ticket) -> None:
         """Note that a request no longer counts."""
         keys = self._of.get(ticket.known.who, [])
         _discard(keys, ticket.key)
@@ -348,133 +369,6 @@ class Gate:
 
     def _take(self, index: int) -> Ticket:
         return self._waiting.pop(self._order.pop(index))
-
-
-class Door:
-    """A gate on an event loop. If no other request waits, a request goes on at once.
-
-    Args:
-        per_turn: number of requests that go on per turn of the loop.
-
-    Attributes:
-        turn_s: mean length of the loop's turns in the last tenth of a second, in seconds.
-    """
-
-    def __init__(self, gate: Gate | None = None, per_turn: int = 1) -> None:
-        self.gate = gate or Gate()
-        self._clock = time.monotonic
-        self._per_turn = per_turn
-        self._left = per_turn  # number of requests that may still go on in this turn of the loop
-        self._turns = False
-        self._turns_since = 0.0
-        self.turn_s = 0.0
-
-    async def enter(
-        self,
-        deadline: float,
-        known: Known = NOTHING,
-        rank: Rank = Rank.KNOWN,
-        place: Any = None,
-        leaving: list[Callable[[], object]] | None = None,
-    ) -> Ticket:
-        """Wait until the request may go on; see `Gate.arrive`. Call `leave` when it is done.
-
-        Args:
-            deadline: `time.monotonic()` seconds.
-            leaving: functions to call when the client leaves. A request that waits adds one, and
-                gives up its place when it is called.
-
-        Raises:
-            RefusedEarly: it would be late.
-            ClientLeft: the client left.
-            NowKnown: `Gate.call_again` called it.
-        """
-        ticket = await self._entered(deadline, known, rank, place, leaving)
-        if rank is Rank.STRANGE:
-            asyncio.get_running_loop().call_later(STRANGER_S, self._discount, ticket)
-        return ticket
-
-    async def _entered(
-        self,
-        deadline: float,
-        known: Known,
-        rank: Rank,
-        place: Any,
-        leaving: list[Callable[[], object]] | None,
-    ) -> Ticket:
-        if self._left:
-            ticket = self.gate.walk_in(self._clock(), deadline, known, rank, place)
-            if ticket is not None:
-                self._left -= 1
-                self._turn_soon()
-                return ticket
-        loop = asyncio.get_running_loop()
-        verdict: asyncio.Future[Verdict] = loop.create_future()
-
-        def told(said: Verdict) -> None:
-            if not verdict.done():
-                verdict.set_result(said)
-
-        ticket = self.gate.arrive(self._clock(), deadline, told, known, rank, place)
-        if ticket is not None and self._left and self.gate.can_turn:
-            self._left -= 1
-            self.gate.turn(self._clock())
-            self._turn_soon()
-        if not verdict.done():
-            assert ticket is not None
-            if leaving is not None:
-                leaving.append(verdict.cancel)
-            try:
-                await asyncio.wait([verdict], timeout=deadline - self._clock())
-            except asyncio.CancelledError:
-                self.gate.leave(ticket)
-                raise
-            if verdict.cancelled():
-                self.gate.leave(ticket)
-                raise ClientLeft
-            if not verdict.done():
-                self.gate.leave(ticket)
-                told(self.gate.too_late())
-        if (said := verdict.result()) is not None:
-            raise said
-        assert ticket is not None
-        return ticket
-
-    def check(self, deadline: float, known: Known = NOTHING) -> None:
-        """Check whether a request that arrived now could go on.
-
-        Raises:
-            RefusedEarly: it could not.
-        """
-        if (refused := self.gate.hopeless(self._clock(), deadline, known)) is not None:
-            raise refused
-
-    def leave(self, ticket: Ticket) -> None:
-        """Note that a request is done. Another one may go on in its place."""
-        self.gate.leave(ticket)
-        if self.gate.waiting:
-            self._turn_soon()
-
-    def _discount(self, ticket: Ticket) -> None:
-        self.gate.discount(ticket)
-        if self.gate.waiting:
-            self._turn_soon()
-
-    def _turn_soon(self) -> None:
-        if not self._turns:
-            self._turns = True
-            self._turns_since = self._clock()
-            asyncio.get_running_loop().call_soon(self._turn)
-
-    def _turn(self) -> None:
-        self._turns, self._left = False, self._per_turn
-        now = self._clock()
-        took_s = now - self._turns_since
-        self.turn_s += min(took_s / _LATELY_S, 1.0) * (took_s - self.turn_s)
-        while self._left and self.gate.can_turn:
-            self._left -= 1
-            self.gate.turn(now)
-            self._turn_soon()  # after a turn without a request, the next request need not wait
 
 
 def _discard(keys: list[Key], key: Key) -> bool:

@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from grpc import StatusCode
 from ray.exceptions import RayActorError
 
 from ray_slo.serve.deadlines import (
@@ -117,6 +118,13 @@ class Attempt(WithDeadline):
         said: str | None = dict(self._trailing or ()).get(CAPACITY_HEADER)
         return said
 
+    @property
+    def was_refused(self) -> bool | None:
+        """Whether a frontend refused the call. None if it failed in another way."""
+        if self._code is None:
+            return False
+        return True if self._code is StatusCode.RESOURCE_EXHAUSTED else None
+
     def settle(self) -> None:
         if self._code is not None:
             self._context.set_code(self._code)
@@ -177,10 +185,12 @@ class Failover:
             is_json=isinstance(request, InferRequest) and request.HasField("json"),
             is_ours=True,
         )
+        was_refused = None
         try:
-            return await self._sent(handle, call)
+            answer, was_refused = await self._sent(handle, call)
+            return answer
         finally:
-            self._door.leave(ticket)
+            self._door.leave(ticket, was_refused)
 
     def _call(self, request: Any, context: Any) -> _Call:
         metadata = context.invocation_metadata() or ()
@@ -200,8 +210,8 @@ class Failover:
         arrival = time.monotonic() - came_before_s
         return _Call(request, context, arrival, place, budget_s, slo_s, attempt)
 
-    async def _sent(self, handle: Handle, call: _Call) -> Any:
-        """Return a frontend's answer."""
+    async def _sent(self, handle: Handle, call: _Call) -> tuple[Any, bool | None]:
+        """Return a frontend's answer, and `Attempt.was_refused`."""
         place, budget_s = call.place, call.budget_s
         limit_s = self._ours.limit_s(place, budget_s)
         for i in range(TRIES):
@@ -229,7 +239,7 @@ class Failover:
                     self._ours.answered(place, slo_in(said))
             if not attempt.died:
                 attempt.settle()
-                return answer
+                return answer, attempt.was_refused
             if is_suspect(attempt.id):
                 raise suspect()
         raise lost()

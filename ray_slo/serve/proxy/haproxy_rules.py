@@ -241,8 +241,8 @@ def _door() -> Iterator[str]:
 
 
 def _crowd(rate: str, left: str, condition: str) -> Iterator[str]:
-    """Set `over` to 0 or more if a request is one too many, by the rule of `Gate`. At most `limit`
-    may be on their way, if it is set."""
+    """Set `over` to 0 or more if a request is one too many. At most `limit` may be on their way, if
+    it is set. This is the rule of `Gate`, but requests that a frontend refused do not count."""
     only = f" if {condition}"
 
     def is_(name: str, comparison: str, value: int = 0) -> str:

@@ -144,13 +144,14 @@ class OtherProcess:
 
     The process has the lowest priority of the machine. The first call starts it. It then stays,
     because a start takes seconds of CPU time. It ends with this process, or when a call is
-    cancelled. After that, the next call starts another one, as Ray starts it: the command that
-    lowers the priority may be why the first one failed.
+    cancelled. After that, the next call starts another one. If no call ever ended, it starts as
+    Ray starts it: the command that lowers the priority may be why the first one failed.
     """
 
     def __init__(self) -> None:
         self._actor: Any = None
         self._is_low = True  # whether it starts at low priority
+        self._has_run = False  # whether such a start is known to work
 
     async def __call__(self, function: Callable[[Any], Any], argument: Any) -> Any:
         if self._actor is None:
@@ -158,7 +159,9 @@ class OtherProcess:
             self._actor = ray.remote(num_cpus=0, runtime_env=runtime_env)(_Runner).remote()
         actor = self._actor
         try:
-            return await actor.run.remote(function, argument)
+            answer = await actor.run.remote(function, argument)
+            self._has_run = True
+            return answer
         except (
             asyncio.CancelledError,
             ray.exceptions.RayActorError,
@@ -166,7 +169,7 @@ class OtherProcess:
         ):
             if self._actor is actor:
                 self.close()
-                self._is_low = False
+                self._is_low = self._has_run
             raise
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import time
 import weakref
 
 import numpy as np
@@ -11,7 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_slo.errors import RefusedEarly
-from ray_slo.serve.proxy.gate import PLACES_KEPT, STRANGER_S, Door, Gate, Known, NowKnown, Rank
+from ray_slo.serve.proxy.door import Door
+from ray_slo.serve.proxy.gate import (
+    FEW,
+    PLACES_KEPT,
+    REFUSED_S,
+    STRANGER_S,
+    Gate,
+    Known,
+    NowKnown,
+    Rank,
+    Ticket,
+)
 from tests.serve import clock
 
 PURE = settings(max_examples=300)
@@ -155,23 +167,62 @@ def test_beyond_what_the_workers_can_do_requests_go_on_at_a_pace():
     assert min(later[15:] - later[:-15]) >= 100  # 1.5 times the rate, so 15 in 0.1 s
 
 
-@pytest.mark.parametrize("rate, per_s", [(100.0, 200), (7.0, 64)])
-def test_so_do_those_that_are_refused_at_once(rate, per_s):
-    """Few of them are on their way at a time. Twice what the workers can do come, and no more."""
-    gate, went = Gate(pace=1.5), []
-    for ms in range(0, 5000, 2):
-        now = 1e-3 * ms
-        with contextlib.suppress(RefusedEarly):
-            gate.leave(gate.walk_in(now, now + 0.5, Known(rate)))
-            went.append(now)
-    assert sum(at >= 2.0 for at in went) == pytest.approx(3 * per_s, rel=0.1)
-
-
 def test_nothing_is_kept_of_whom_nobody_asks_for():
     gate = Gate()
     for i in range(2000):
         gate.leave(gate.walk_in(i, i + 1.0, Known(1.0, who=f"/users/{i}")))
-    assert not gate._of and len(gate._came_at) <= PLACES_KEPT
+    assert not gate._of and len(gate._came) <= PLACES_KEPT
+
+
+def test_who_has_more_time_takes_nobody_elses_pace():
+    gate = Gate(pace=1.0)
+    for ms in range(1000):
+        now = 1e-3 * ms
+        with contextlib.suppress(RefusedEarly):
+            gate.walk_in(now, now + 86_400.0, Known(100.0))
+        if not ms % 20:
+            gate.leave(gate.walk_in(now, now + 0.4, Known(100.0)))
+
+
+def test_who_was_refused_beyond_as_many_as_were_answered_counts_until_its_deadline():
+    gate, known = Gate(pace=1.0), Known(rate=10.0)
+
+    def sent(now, refused):
+        ticket = gate.walk_in(now, now + 0.5, known)
+        gate.leave(ticket)
+        if refused:
+            return gate.refused(ticket, now + 0.1)
+        return gate.answered(ticket)
+
+    assert [sent(0.0, refused=True) for _ in range(FEW)] == [0.0] * FEW
+    sent(0.0, refused=False)  # so one more may be refused
+    assert sent(0.0, refused=True) == 0.0
+    assert [sent(0.0, refused=True) for _ in range(FEW)] == [pytest.approx(0.4)] * FEW
+    with pytest.raises(RefusedEarly, match="16 requests with earlier deadlines are on their way"):
+        sent(0.05, refused=True)
+    # A long SLO does not keep the door closed for long.
+    late = Ticket(0, 60.0, known, print)
+    assert gate.refused(late, 0.0) == REFUSED_S
+    # Nothing is known of the capacity of others, which are not counted.
+    assert gate.refused(Ticket(1, 0.5, Known(), print), 0.0) == 0.0
+
+
+def test_a_door_forgets_the_refused_at_their_deadline():
+    async def scenario():
+        door, known = Door(Gate(pace=1.0)), Known(rate=10.0)
+        for _ in range(2 * FEW):
+            ticket = await door.enter(time.monotonic() + 0.3, known)
+            door.leave(ticket, was_refused=True)
+            door.leave(ticket)  # when the connection is done
+        with pytest.raises(RefusedEarly):
+            await door.enter(time.monotonic() + 0.4, known)
+        await asyncio.sleep(0.35)
+        ticket = await door.enter(time.monotonic() + 0.3, known)
+        assert door.gate.inside == 1
+        door.leave(ticket, was_refused=False)
+        assert door.gate.inside == 0
+
+    asyncio.run(scenario())
 
 
 def test_no_more_are_on_their_way_than_the_window():

@@ -188,6 +188,26 @@ def test_more_than_workers_can_do_are_refused_before_they_cost_anything(monkeypa
     assert door.gate.inside == 0
 
 
+@pytest.mark.parametrize("status, counts", [("RESOURCE_EXHAUSTED", 1), (None, 0), ("INTERNAL", 0)])
+def test_the_door_counts_what_frontends_refuse(status, counts):
+    async def main():
+        door, place = ProxyDoor(), Place("", "m")
+        door.heard(place, CAPACITY[1], None, None)
+
+        async def handle(request, context):
+            if status:
+                context.set_code(getattr(grpc.StatusCode, status))
+            return REPLY.SerializeToString()
+
+        call = grpc_module.Failover(door)
+        await call(handle, InferRequest(json="2", model="m"), Context())
+        return door
+
+    door = clock.run(main())
+    assert sum(door.gate._excess.values()) == counts
+    assert door.gate.inside == 0
+
+
 def test_time_at_the_door_is_the_calls_own(monkeypatch):
     """Of the model's SLO, too, which the client does not name."""
 
