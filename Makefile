@@ -75,7 +75,7 @@ test: $(STAMP) check  ## set up, lint, type-check, run every test; RAY=2.56: wit
 	wait $$beside; pure=$$?; cat out/test-pure.log; exit $$((live | pure))
 
 test-fast: $(STAMP)  ## the one to run while editing: tests that need no Ray and are quick, in parallel
-	$(BIN)/python -m pytest -q $(PURE) $(SLOW:%=--ignore=%) -m "not live and not slow"
+	$(BIN)/python -m pytest -q $(PURE) $(SLOW:%=--ignore=%) -m "not slow"
 
 test-torch: $(TORCH_STAMP)  ## the tests of networks, with the newest torch and torchvision (GBs, in .venv-torch)
 	nice -n 10 $(TORCH_VENV)/bin/python -m pytest $(TORCH_TESTS)
