@@ -14,15 +14,16 @@ from tests.modules import Modules, room_of
 ROOT = Path(__file__).parents[1] / "ray_slo"
 
 # What each room may import of the others. `errors.py` is the short public path of serve's errors.
-BELOW_SERVE = {"core", "planning", "policies", "record", "models", "simulation"}
+BELOW_SERVE = {"core", "planning", "papers", "policies", "record", "models", "simulation"}
 ARROWS = {
     "core": set(),
     "planning": {"core", "record"},
-    "policies": {"core", "planning"},
+    "papers": {"core", "planning"},
+    "policies": {"core", "papers"},
     "record": {"core"},
     "load": {"core"},
     "models": {"core"},
-    "simulation": {"core", "planning", "policies", "record"},
+    "simulation": {"core", "planning", "papers", "policies", "record"},
     "serve": BELOW_SERVE,
     "errors": {"serve"},
     "cli": {*BELOW_SERVE, "load", "serve"},
@@ -41,7 +42,7 @@ PRIVATE = re.compile(
 PRIVATE_ROOM = "serve/ray_private/"
 HEAVY = {"torch", "torchvision", "transformers", "pandas", "matplotlib", "opentelemetry"}
 HEAVY_ROOMS = {"torch": {"demo"}, "pandas": {"simulation", "load", "cli", "demo"}}
-CLOCKLESS = {"core", "planning", "policies", "record", "simulation"}
+CLOCKLESS = {"core", "planning", "papers", "policies", "record", "simulation"}
 CLOCKS = {"time", "datetime", "random", "secrets", "uuid"}
 MODULE_LINES, CLASS_LINES, FUNCTION_LINES = 500, 350, 60
 MODULES_OF_A_FOLDER = 12  # of serve

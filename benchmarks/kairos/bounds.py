@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.harness.rows import Row
 from benchmarks.kairos.systems import MODELS, TYPES, Case, planned, quickest_ms, text, throughput
-from ray_slo.planning import kairos
+from ray_slo.papers import kairos
 
 SOURCE = "Kairos §5.2"
 ASKED = [

@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.harness.rows import Row
 from benchmarks.kairos import systems
-from ray_slo.planning.kairos import Configuration
+from ray_slo.papers.kairos import Configuration
 
 SOURCE = "Kairos Figure 1"
 ASKED = [

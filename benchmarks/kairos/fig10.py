@@ -2,7 +2,7 @@
 
 All schemes search as Kairos+ does: by falling upper bound, with pruning. `evaluated` is the share
 of the space that was evaluated until no candidate was left. *Kairos+* stops with a margin of 1 %
-(see `ray_slo.planning.kairos.search`). *Kairos+, certain* continues until the true bounds prove the
+(see `ray_slo.papers.kairos.search`). *Kairos+, certain* continues until the true bounds prove the
 optimum. Peers search with certainty, as their policies reach no fixed share of a bound. `margin
 loss` is the throughput lost by the margin. Then every configuration of the space is tried at 1 %
 more than Kairos+ found. DeepRecSys' threshold is the size that the weakest rented auxiliary type
@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.harness.rows import Row
 from benchmarks.kairos import systems
-from ray_slo.planning.kairos import Configuration
+from ray_slo.papers.kairos import Configuration
 
 SOURCE = "Kairos Figure 10"
 ASKED = [("*space of 331 · Kairos+", "evaluated", "≤", 1)]

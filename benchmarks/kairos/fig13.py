@@ -11,7 +11,7 @@ from scipy.stats import spearmanr
 
 from benchmarks.harness.rows import Row
 from benchmarks.kairos.systems import MODELS, Case, homogeneous, planned, space, text, throughput
-from ray_slo.planning import kairos
+from ray_slo.papers import kairos
 
 SOURCE = "Kairos Figure 13"
 ASKED = [

@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.harness.rows import Row
 from benchmarks.kairos.systems import RIBBON, Case, homogeneous, space, throughput
 from benchmarks.peers.searches import Space, annealing
-from ray_slo.planning.kairos import Configuration
+from ray_slo.papers.kairos import Configuration
 
 SOURCE = "Kairos Figure 2"
 

@@ -30,9 +30,9 @@ from benchmarks.kairos import systems
 from benchmarks.kairos.latencies import LARGEST, Samples, measure, sizes
 from benchmarks.kairos.systems import KAIROS, PRINTED, Policy
 from ray_slo.core import Cluster, LatencyProfile, Model, Variant, Worker
-from ray_slo.planning import kairos
+from ray_slo.papers import kairos
+from ray_slo.papers.kairos import Configuration
 from ray_slo.planning.catalogue import CATALOGUE, InstanceType
-from ray_slo.planning.kairos import Configuration
 from ray_slo.simulation import LogNormal
 
 SOURCE = "Kairos Figures 8, 9 and 13"

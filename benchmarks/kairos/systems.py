@@ -26,10 +26,11 @@ import numpy as np
 from benchmarks.peers.deeprecsys import climb
 from ray_slo.core import Cluster, LatencyProfile, Model, Variant, Worker
 from ray_slo.core.trees import Tree
-from ray_slo.planning import auto, kairos
+from ray_slo.papers import kairos
+from ray_slo.papers.kairos import Configuration
+from ray_slo.planning import auto
 from ray_slo.planning.auto.sizes import classes_of, ends_of
 from ray_slo.planning.catalogue import CATALOGUE, InstanceType
-from ray_slo.planning.kairos import Configuration
 from ray_slo.planning.result import Infeasible
 from ray_slo.policies import make_policy
 from ray_slo.simulation import Gaussian, LogNormal, Report, Workload, goodput_search, simulate

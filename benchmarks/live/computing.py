@@ -108,37 +108,43 @@ class Text(Computes):
 
 @dataclass(frozen=True)
 class Model:
+    """A model, and its SLO as a multiple of what a batch of one takes on this machine alone."""
+
     made: type[Computes]
-    slo_s: float
+    slo: float
 
 
-MODELS = {
-    "neighbours": Model(Neighbours, 0.6),
-    "network": Model(Network, 0.6),
-    "text": Model(Text, 0.3),
-}
+MODELS = {"neighbours": Model(Neighbours, 4), "network": Model(Network, 12), "text": Model(Text, 6)}
 
 
-def full_rate(name: str, seconds: float = 2.0) -> tuple[float, float]:
+def typical_s(model: Computes, size: int, seconds: float = 0.5) -> float:
+    """Return the median time of a batch in this process, in seconds."""
+    items, times = [model.example_input()] * size, []
+    until = time.perf_counter() + seconds
+    while not times or time.perf_counter() < until:
+        start = time.perf_counter()
+        model(items)
+        times.append(time.perf_counter() - start)
+    return sorted(times)[len(times) // 2]
+
+
+def slo_s_of(name: str) -> float:
+    """Return the SLO of a model on this machine, in seconds."""
+    model = MODELS[name].made()
+    model([model.example_input()])
+    return round(MODELS[name].slo * typical_s(model, 1, 2.0), 2)
+
+
+def full_rate(name: str, slo_s: float) -> tuple[float, float]:
     """Return the items per second of this process in full batches, and the seconds of a batch of
     one. A batch is full if it takes half of the SLO."""
     model = MODELS[name].made()
-    item = model.example_input()
-    model([item])
-
-    def least_s(size: int) -> float:
-        times, until = [], time.perf_counter() + seconds / 6
-        while not times or time.perf_counter() < until:
-            start = time.perf_counter()
-            model([item] * size)
-            times.append(time.perf_counter() - start)
-        return sorted(times)[len(times) // 2]
-
-    one_s = took_s = least_s(1)
+    model([model.example_input()])
+    one_s = typical_s(model, 1)
     rate, size = 1 / one_s, 1
     while size < CHECKED:
         size *= 2
-        if (took_s := least_s(size)) > MODELS[name].slo_s / 2:
+        if (took_s := typical_s(model, size)) > slo_s / 2:
             break
         rate = max(rate, size / took_s)
     return rate, one_s

@@ -1,7 +1,8 @@
 """Live on Ray Serve: models that compute, on a machine that may do other things.
 
 Three models (`benchmarks.live.computing`) are served as a newcomer would: on one or two replicas of
-half a core, with the SLO as the only setting. The systems are `@serve.batch`, with the best of
+half a core, with the SLO as the only setting. It is a multiple of the time of a batch of one on the
+machine that measures. The systems are `@serve.batch`, with the best of
 several waits and bounds on what waits (`max_ongoing_requests`, `max_queued_requests`),
 `@ray_slo.batch` in its place, and `@ray_slo.deployment`. The machine is quiet, or another process
 computes beside them without a pause. The modes are Serve's own proxies (`ordinary`) and HAProxy
@@ -40,7 +41,7 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.harness.rows import Row
-from benchmarks.live.computing import CHECKED, MODELS, full_rate
+from benchmarks.live.computing import CHECKED, MODELS, Model, full_rate, slo_s_of
 from benchmarks.live.demo import ALONE, BESIDE, other_work
 from benchmarks.live.load import by_http
 from benchmarks.live.modes import HAPROXY, ORDINARY
@@ -60,6 +61,7 @@ WAITS = (0.1, 0.5)  # of `@serve.batch`, as multiples of the time of a batch of 
 BOUNDS = (0.4, 0.8)  # requests that Serve lets in, as a share of what replicas do within the SLO
 STREAM_S, TUNING_S = 5.0, 2.0
 CPU = {"num_cpus": 0.5}
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 FEW = 3  # batches of a size from which its time is taken
 UNSAVED = ("found",)
 
@@ -71,17 +73,30 @@ ASKED = [
 ]
 
 
+@dataclass(frozen=True)
+class Case:
+    """A model with its SLO in seconds, on so many replicas."""
+
+    name: str
+    replicas: int
+    slo_s: float
+
+    @property
+    def model(self) -> Model:
+        return MODELS[self.name]
+
+
 # -- the systems: this part runs in a process that starts a Ray cluster -------------------------
 
 
-def theirs(system: str, name: str, replicas: int, setting: dict[str, float]) -> Any:
+def theirs(system: str, case: Case, setting: dict[str, float]) -> Any:
     from ray import serve
 
     import ray_slo
 
     class Base:
         def __init__(self) -> None:
-            self.model = MODELS[name].made()
+            self.model = case.model.made()
 
         async def __call__(self, request: Any) -> Any:
             return await self.predict(await request.json())
@@ -95,11 +110,12 @@ def theirs(system: str, name: str, replicas: int, setting: dict[str, float]) -> 
             return self.model(items)
 
     class Batched(Base):
-        @ray_slo.batch(1e3 * MODELS[name].slo_s)
+        @ray_slo.batch(1e3 * case.slo_s)
         def predict(self, items: list[Any]) -> list[Any]:
             return self.model(items)
 
-    options: dict[str, Any] = {"num_replicas": replicas, "ray_actor_options": CPU, "name": system}
+    options: dict[str, Any] = {"num_replicas": case.replicas, "ray_actor_options": CPU}
+    options["name"] = system
     if system == BATCH:
         return serve.deployment(Batched, max_ongoing_requests=256, **options).bind()
     bound = max(round(setting["let_in"]), 1)
@@ -110,20 +126,20 @@ def theirs(system: str, name: str, replicas: int, setting: dict[str, float]) -> 
     return plain.bind()
 
 
-def ours(name: str, replicas: int) -> Any:
+def ours(case: Case) -> Any:
     import ray_slo
 
     deployment = ray_slo.deployment(
-        MODELS[name].made,
-        latency_slo_ms=1e3 * MODELS[name].slo_s,
-        num_replicas=replicas,
+        case.model.made,
+        latency_slo_ms=1e3 * case.slo_s,
+        num_replicas=case.replicas,
         ray_actor_options=CPU,
         name=OURS,
     )
     return deployment.bind()
 
 
-def serve_family(name: str, replicas: int, family: str, systems: Iterable[str]) -> None:
+def serve_family(case: Case, systems: Iterable[str]) -> None:
     """Serve each system at a path of its own, until stdin is closed.
 
     The port is printed to stdout. Each line on stdin is a new setting of plain Serve.
@@ -139,15 +155,12 @@ def serve_family(name: str, replicas: int, family: str, systems: Iterable[str]) 
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         for system in systems:
-            if system == OURS:
-                app = ours(name, replicas)
-            else:
-                app = theirs(system, name, replicas, setting)
+            app = ours(case) if system == OURS else theirs(system, case, setting)
             serve.run(app, name=system, route_prefix=f"/{system}")
         print(json.dumps({"port": port}), flush=True)
         for line in sys.stdin:
             setting = json.loads(line)
-            app = theirs(PLAIN, name, replicas, setting)
+            app = theirs(PLAIN, case, setting)
             serve.run(app, name=PLAIN, route_prefix=f"/{PLAIN}")
             print(json.dumps(setting), flush=True)
     finally:
@@ -191,9 +204,8 @@ class Seen:
         return self.statuses["late"] / answered if answered else 0.0
 
 
-def stream(system: str, family: Family, name: str, rate: float, seconds: float, seed: int) -> Seen:
-    model = MODELS[name]
-    item = json.dumps(model.made.example_input()).encode()  # a text is JSON, too
+def stream(system: str, family: Family, case: Case, rate: float, seconds: float, seed: int) -> Seen:
+    item = json.dumps(case.model.made.example_input()).encode()  # a text is JSON, too
     result = by_http(
         f"http://127.0.0.1:{family.port}/{system}",
         Payloads([item], content_type="application/json"),
@@ -201,37 +213,41 @@ def stream(system: str, family: Family, name: str, rate: float, seconds: float, 
         duration_s=seconds * 1.25,
         warmup_s=seconds / 4,
         seed=seed,
-        slo_s=model.slo_s,
+        slo_s=case.slo_s,
         timeout_s=5.0,
     )
     seen, wrong = Seen.of(result), result.requests["status"] == "error"
     if seen.statuses["error"] > seen.sent / 2:
-        raise RuntimeError(f"{system} of {name} fails: {result.requests['error'][wrong].iloc[0]}")
+        raise RuntimeError(
+            f"{system} of {case.name} fails: {result.requests['error'][wrong].iloc[0]}"
+        )
     return seen
 
 
-def alone(name: str, replicas: int) -> tuple[float, float]:
+def _process(count: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(count, mp_context=get_context("spawn"))
+
+
+def alone(case: Case) -> tuple[float, float]:
     """Return what as many processes as there are replicas do in full batches, in items per second,
     and the seconds of a batch of one. Each has one thread, as Ray gives half a core."""
-    with (
-        mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "1"}),
-        ProcessPoolExecutor(replicas, mp_context=get_context("spawn")) as pool,
-    ):
-        found = list(pool.map(full_rate, [name] * replicas))
+    n = case.replicas
+    with mock.patch.dict(os.environ, ONE_THREAD), _process(n) as pool:
+        found = list(pool.map(full_rate, [case.name] * n, [case.slo_s] * n))
     return sum(rate for rate, _ in found), max(one_s for _, one_s in found)
 
 
 def tuned(
-    family: Family, name: str, rate: float, capacity: float, one_s: float, replicas: int, seed: int
+    family: Family, case: Case, rate: float, capacity: float, one_s: float, seed: int
 ) -> None:
     """Give plain Serve the setting with the highest goodput."""
-    within_slo = capacity / replicas * MODELS[name].slo_s
+    within_slo = capacity / case.replicas * case.slo_s
     found = []
     for wait in WAITS:
         for bound in BOUNDS:
             setting = {"wait_s": wait * one_s, "let_in": bound * within_slo}
             family.say(setting)
-            goodput = stream(PLAIN, family, name, rate, TUNING_S, seed).goodput
+            goodput = stream(PLAIN, family, case, rate, TUNING_S, seed).goodput
             found.append((goodput, -wait, -bound, setting))
     family.say(max(found, key=lambda tried: tried[:3])[3])
 
@@ -241,18 +257,20 @@ def measured(
 ) -> list[Row]:
     """Run the streams of a model with so many replicas, and return their rows."""
     rows, systems = [], [PLAIN, OURS] if quick else list(SYSTEMS)
-    order = ["benchmarks.live.newcomer", name, str(replicas)]
+    with mock.patch.dict(os.environ, ONE_THREAD), _process(1) as pool:
+        case = Case(name, replicas, pool.submit(slo_s_of, name).result())
+    order = ["benchmarks.live.newcomer", name, str(replicas), str(case.slo_s)]
     with served(mode, order, systems, FAMILIES) as running:
         for around in (ALONE,) if quick else (ALONE, BESIDE):
             found: dict[tuple[float, str], Seen] = {}
             with other_work(around == BESIDE):
-                capacity, one_s = alone(name, replicas)
+                capacity, one_s = alone(case)
                 for share in (0.7, 2.0) if quick else SHARES:
                     if not quick and share in TUNED_AT:
                         at = TUNED_AT[share] * capacity
-                        tuned(running[PLAIN], name, at, capacity, one_s, replicas, seed)
+                        tuned(running[PLAIN], case, at, capacity, one_s, seed)
                     for system, family in running.items():
-                        seen = stream(system, family, name, share * capacity, seconds, seed)
+                        seen = stream(system, family, case, share * capacity, seconds, seed)
                         found[share, system] = seen
                         print(
                             f"{mode}, {name} x {replicas}, {around}, {share:g} x {capacity:.0f}/s"
@@ -261,6 +279,7 @@ def measured(
                             flush=True,
                         )
             title = f"{mode}, {name}, {replicas} replica{'s' * (replicas > 1)}, {around}"
+            rows.append(Row(f"{title} · setting", "SLO", "ms", 1e3 * case.slo_s))
             rows += rows_of(title, capacity, replicas, found)
     return rows
 
@@ -372,5 +391,5 @@ def run(
 
 
 if __name__ == "__main__":
-    name, count, family, *names = sys.argv[1:]
-    serve_family(name, int(count), family, names)
+    name, count, slo_s, _, *names = sys.argv[1:]
+    serve_family(Case(name, int(count), float(slo_s)), names)

@@ -34,8 +34,8 @@ from benchmarks.loki import terms as loki
 from benchmarks.loki.data import CARS, FACES, traffic
 from benchmarks.loki.systems import best_plan, capacities
 from benchmarks.loki.terms.plans import workers_of
+from ray_slo.papers.routing import most_accurate_first
 from ray_slo.planning.milp import Backend
-from ray_slo.planning.routing import most_accurate_first
 
 SOURCE = "Loki §4, §6.5, Figure 1"
 ASKED = [

@@ -15,7 +15,7 @@ The following is drawn, independently:
 * Execution times: exact, or with 10 % noise.
 * Preemption: allowed or not. A batch stops 5 % of ℓ(8) after the order to stop.
 
-The *bound* is the largest rate that the fluid limit (`ray_slo/planning/fluid.py`) can serve of this
+The *bound* is the largest rate that the fluid limit (`shared/fluid.py`) can serve of this
 mix of models. It uses the quickest variants. All workers are busy, with the most efficient batches
 within the SLO. No policy reaches it where SLOs are tight.
 
@@ -39,7 +39,8 @@ import numpy as np
 from ray_slo.core import Cluster, LatencyProfile, Model, Variant
 from ray_slo.core.cluster import Worker
 from ray_slo.core.trees import Tree, TreeTask
-from ray_slo.planning import auto, fluid
+from ray_slo.planning import auto
+from ray_slo.policies.shared import fluid
 from ray_slo.simulation import Gamma, LogNormal, Mmpp, Poisson, Trace, Workload
 from ray_slo.simulation.arrivals import ArrivalProcess, Burst
 

@@ -22,8 +22,8 @@ from typing import Any
 
 from benchmarks.harness.rows import Row, series
 from ray_slo.core import Cluster, LatencyProfile, Model, Variant
-from ray_slo.planning import fluid
 from ray_slo.policies.registry import policy_for
+from ray_slo.policies.shared import fluid
 from ray_slo.simulation import Gamma, Workload, simulate
 
 SOURCE = "ray-slo"

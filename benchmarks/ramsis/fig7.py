@@ -17,7 +17,7 @@ from benchmarks.harness.data import published
 from benchmarks.harness.plots import plot_series
 from benchmarks.harness.rows import Row
 from benchmarks.ramsis import systems
-from ray_slo.planning.ramsis import Problem, Table, solve
+from ray_slo.papers.ramsis import Problem, Table, solve
 
 SOURCE = "RAMSIS §7.3.1, Figure 7"
 SLO_S = 0.150

@@ -2,7 +2,7 @@
 
 RAMSIS' setting (§7.2): image task, 60 workers, SLO 150 ms; text task, 20 workers, 100 ms. Accuracy
 is the mean over requests answered in time, and *late* the share of the others. The *fluid limit* is
-an upper bound, from an LP (`ray_slo/planning/fluid.py`). It has workers that are never idle and
+an upper bound, from an LP (`shared/fluid.py`). It has workers that are never idle and
 batches that are always full.
 
 RAMSIS is told the load and serves late requests, as in the paper. "ramsis, drops" is our default of
@@ -21,7 +21,7 @@ from benchmarks.harness.plots import plot_series
 from benchmarks.harness.rows import Row, series
 from benchmarks.ramsis import systems
 from ray_slo.core import Variant
-from ray_slo.planning import fluid
+from ray_slo.policies.shared import fluid
 
 SOURCE = "ray-slo, RAMSIS §7.2"
 ASKED = [

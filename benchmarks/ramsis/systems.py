@@ -23,7 +23,7 @@ from benchmarks.harness.data import published
 from benchmarks.harness.rows import Row, series
 from benchmarks.peers.model_switching import GRID, profile_responses
 from ray_slo.core import Cluster, LatencyProfile, Model, Variant
-from ray_slo.planning.ramsis import pareto_front
+from ray_slo.papers.ramsis import pareto_front
 from ray_slo.policies import make_policy
 from ray_slo.simulation import Report, Trace, Workload, simulate
 from ray_slo.simulation.arrivals import Gamma

@@ -15,8 +15,8 @@ import time
 
 from benchmarks.harness.rows import Row
 from benchmarks.ramsis.systems import HARDWARE, image_task, interpolated
-from ray_slo.planning.ramsis import Problem, solve
-from ray_slo.planning.ramsis.problem import Batching, Discretization
+from ray_slo.papers.ramsis import Problem, solve
+from ray_slo.papers.ramsis.problem import Batching, Discretization
 
 SOURCE = "RAMSIS Table 2"
 SLO_S, WORKERS, RATE = 0.5, 60, 2000.0

@@ -43,7 +43,7 @@ from ray_slo.core import (
     Request,
     WorkerId,
 )
-from ray_slo.planning.herd import ModelStream, Plan, Problem, plan
+from ray_slo.papers.herd import ModelStream, Plan, Problem, plan
 from ray_slo.policies import make_policy
 from ray_slo.simulation import Burst, Times, Workload, simulate
 

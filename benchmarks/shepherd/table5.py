@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.harness.rows import Row
 from benchmarks.zoos import load
-from ray_slo.planning import herd
+from ray_slo.papers import herd
 from ray_slo.planning.milp import Backend
 
 SOURCE = "SHEPHERD §4, Table 5"

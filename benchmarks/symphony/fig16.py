@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.harness.plots import saved
 from benchmarks.harness.rows import Row
-from ray_slo.planning import partition
+from ray_slo.papers import partition
 
 SOURCE = "Symphony §4.4, Appendix A, Figure 16"
 # MB of weights: "Size" in the table of https://keras.io/api/applications/

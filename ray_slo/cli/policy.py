@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.text import Text
 
-    from ray_slo.planning.ramsis import PolicySet, Table
+    from ray_slo.papers.ramsis import PolicySet, Table
 
 policy_app = typer.Typer(no_args_is_help=True, help="Solved policies.")
 
@@ -44,7 +44,7 @@ def show(
     """Show the expected accuracy by load, and the chosen variant by queue length and slack."""
     from rich.console import Console
 
-    from ray_slo.planning.ramsis import PolicySet
+    from ray_slo.papers.ramsis import PolicySet
 
     positive(rate=rate)
     will_write("--plot", plot, PICTURES)
@@ -108,7 +108,7 @@ def _heat_map(table: Table) -> Text:
     letter and a colour."""
     from rich.text import Text
 
-    from ray_slo.planning.ramsis import DROP
+    from ray_slo.papers.ramsis import DROP
 
     names = [*table.names, DROP]
     letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"

@@ -25,8 +25,8 @@ from ray_slo.cli._output import (
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-    from ray_slo.planning.ramsis import PolicySet
-    from ray_slo.planning.ramsis.spec import SolveSpec
+    from ray_slo.papers.ramsis import PolicySet
+    from ray_slo.papers.ramsis.spec import SolveSpec
 
 
 def solve(
@@ -49,7 +49,7 @@ def solve(
     """
     from rich.console import Console
 
-    from ray_slo.planning.ramsis.spec import SolveSpec
+    from ray_slo.papers.ramsis.spec import SolveSpec
 
     chosen = in_document(spec, SolveSpec, read_document(spec, "policies/digits.yaml", "solve"))
     path = out or spec.with_suffix(".npz")
@@ -76,7 +76,7 @@ def _solved(
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from ray_slo.planning.ramsis import PolicySet, solve_set
+    from ray_slo.papers.ramsis import PolicySet, solve_set
 
     problem = chosen.problem(spec.parent)
     kept = PolicySet.load(existing) if existing is not None else None

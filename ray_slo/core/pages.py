@@ -10,7 +10,7 @@ PAGE = PurePosixPath("docs/reference/config.md")
 CLI = "docs/reference/cli.md"
 DEPLOYMENTS, PIPELINES = (f"docs/reference/python.md#{of}" for of in ("deployments", "pipelines"))
 _SERVE, _SIMULATION = "serve.config", "simulation"
-_RAMSIS = "planning.ramsis"
+_RAMSIS = "papers.ramsis"
 _APPLICATION, _SIZING = f"{_SIMULATION}.application_spec", f"{_SIMULATION}.sizing.document"
 
 SECTIONS: dict[str, tuple[str, ...]] = {
@@ -24,7 +24,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     ),
     "policy": (f"{_SERVE}.policy.PolicyConfig",),
     "groups": (f"{_SERVE}.workers.GroupConfig",),
-    "planner": (f"{_SERVE}.app.PlannerConfig", "planning.kairos.solver.Arguments"),
+    "planner": (f"{_SERVE}.app.PlannerConfig", "papers.kairos.solver.Arguments"),
     "pipelines": (f"{_SERVE}.pipeline.PipelineConfig",),
     "tasks": (f"{_SERVE}.pipeline.TaskConfig",),
     "decision_log": (f"{_SERVE}.app.DecisionLogConfig",),

@@ -2,7 +2,7 @@
 
 A task of a pipeline is a *model* here. A request that another one made has `upstream`. Deadlines
 are end to end: no clock starts again at a task. A planner gives workers a variant and a
-batch size (`Worker.assigned`); `planning.routing.most_accurate_first` makes routing tables from
+batch size (`Worker.assigned`); `papers.routing.most_accurate_first` makes routing tables from
 these, for the demand at the root and the multiplicative factors. Both are measured here. It does so
 when the cluster changes, and every `rebalance_s`. The table of the upstream worker says where a
 request goes, with a low-discrepancy sequence in place of random numbers. If there is no capacity
@@ -69,7 +69,7 @@ from ray_slo.core.requests import (
     WorkerId,
 )
 from ray_slo.core.trees import WAITING_FACTOR
-from ray_slo.planning import routing
+from ray_slo.papers import routing
 from ray_slo.policies.pipeline_groups import Group, Key, Member, Rest, Tree, regroup, serving
 from ray_slo.policies.pipeline_routes import Routes
 from ray_slo.policies.shared.refusals import TOLERANCE_S

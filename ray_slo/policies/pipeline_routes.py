@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ray_slo.core.cluster import Cluster
 from ray_slo.core.demand import Demand, Factors
 from ray_slo.core.requests import Request, WorkerId
-from ray_slo.planning import routing
+from ray_slo.papers import routing
 from ray_slo.policies.pipeline_groups import Group, Service, Tree
 
 _GOLDEN = (math.sqrt(5) - 1) / 2

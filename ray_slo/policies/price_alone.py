@@ -5,7 +5,7 @@ Every free worker takes the (variant, batch size) with the largest value
     b·accuracy − price(q) · ℓ(b) − b · worth(q)
 
 The price of a worker-second and the worth of a place in the queue follow only from the load and the
-queue's length q (`planning/queue_value.py`). If the best batch is larger than the queue, the worker
+queue's length q (`shared/queue_value.py`). If the best batch is larger than the queue, the worker
 waits for the rest. It waits at most until the last moment for the best batch that it could run at
 once. With a short queue, time is cheap: accurate variants, small batches. With a long one, time is
 expensive. There is nothing to set: prices follow from the profiles, the SLO, the number of workers
@@ -27,7 +27,7 @@ It learns two things:
   percentile of measured over predicted time (at least 1). The pace of work uses the mean. A request
   that is in time only without this margin is still tried, on the fastest variant.
 
-Different workers count by their price in the fluid limit (`planning/fluid.py`).
+Different workers count by their price in the fluid limit (`shared/fluid.py`).
 
 Prices are solved (2 to 30 ms per model) for each new load, and when a profile or the number of
 workers has changed. After that, a decision is a table lookup for any length of the queue.
@@ -45,8 +45,6 @@ import numpy as np
 from ray_slo.core.cluster import Cluster, Model
 from ray_slo.core.load import Ticks
 from ray_slo.core.requests import BatchOutcome, WorkerId
-from ray_slo.planning import fluid
-from ray_slo.planning.queue_value import Columns, QueueValue, solve
 from ray_slo.policies.batching import BatchingPolicy
 from ray_slo.policies.price_lanes import (
     SHED,
@@ -58,7 +56,9 @@ from ray_slo.policies.price_lanes import (
     lanes_of,
 )
 from ray_slo.policies.price_load import SHORT, TICKS_PER_SLO, Precision, TickedLoad, level
+from ray_slo.policies.shared import fluid
 from ray_slo.policies.shared.lanes import Lane, ModelState, Pool
+from ray_slo.policies.shared.queue_value import Columns, QueueValue, solve
 from ray_slo.policies.shared.refusals import TOLERANCE_S
 
 _WAKE_EARLY = 0.01  # of the SLO, before a batch that waited would become impossible

@@ -10,8 +10,8 @@ import numpy as np
 
 from ray_slo.core.cluster import Variant
 from ray_slo.core.profiles import LatencyProfile
-from ray_slo.planning.queue_value import Columns, QueueValue
 from ray_slo.policies.shared.lanes import Lane, ModelState, Pool
+from ray_slo.policies.shared.queue_value import Columns, QueueValue
 
 WAIT, SHED = -1, -2
 """Actions of a row that do not run a batch."""

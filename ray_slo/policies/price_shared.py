@@ -1,10 +1,10 @@
 """Choice of variants if several models share the workers, or requests have sizes: the other half of
 `Price`.
 
-A value per queue (`planning/queue_value.py`) does not know the other queues of a worker. So the
+A value per queue (`shared/queue_value.py`) does not know the other queues of a worker. So the
 choice is made in two steps:
 
-* *how much*: the fluid limit of the measured rates (`planning/fluid.py`), with batches no larger
+* *how much*: the fluid limit of the measured rates (`shared/fluid.py`), with batches no larger
   than come within the SLO, says how many requests per second of each model every variant serves;
 * *when*: batches are deferred, gathered and dropped as by `Deferred`. A model's requests stay in
   one queue until a batch leaves. Only then it is decided whose *turn* it is: the most accurate
@@ -32,10 +32,10 @@ from ray_slo.core.cluster import Cluster, Model, Variant
 from ray_slo.core.decisions import Decision, Drop
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.requests import BatchOutcome, WorkerId
-from ray_slo.planning import fluid
 from ray_slo.policies.deferred import Deferred
 from ray_slo.policies.price_lanes import accuracy_of
 from ray_slo.policies.price_load import SHORT, Precision
+from ray_slo.policies.shared import fluid
 from ray_slo.policies.shared.lanes import Lane, ModelState, Pool, Worker
 
 _PLAN_S, _PLAN_SLOS = 0.5, 5.0  # least time between plans

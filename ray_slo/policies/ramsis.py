@@ -4,7 +4,7 @@ Every worker has its own queue. Requests are distributed round robin (to differe
 proportion to their speed), or to the shortest queue (Appendix I). When a worker is idle, the number
 of requests n in its queue and the slack of the first of them (deadline − now) are looked up in a
 table: (n, slack) → (variant, batch size), O(1). A table is solved for one load
-(`ray_slo.planning.ramsis`). The current table is the one for the lowest load that covers the
+(`ray_slo.papers.ramsis`). The current table is the one for the lowest load that covers the
 predicted one (`LoadMonitor`), among those for arrivals as bursty as the measured ones
 (`Dispersion`): Poisson, or Gamma gaps of shape 1/2, 1/4 or 1/8. So a quiet moment is used for an
 accurate variant. When the queue grows, the next batch uses a fast variant, before requests are
@@ -58,8 +58,8 @@ from ray_slo.policies.shared.refusals import TOLERANCE_S
 from ray_slo.policies.shared.timers import Timers
 
 if TYPE_CHECKING:
-    from ray_slo.planning.ramsis import PolicySet, Problem, Table
-    from ray_slo.planning.ramsis.arrivals import Arrivals
+    from ray_slo.papers.ramsis import PolicySet, Problem, Table
+    from ray_slo.papers.ramsis.arrivals import Arrivals
 
 Balancing = Literal["round_robin", "shortest_queue"]
 Late = Literal["drop", "serve"]
@@ -69,7 +69,7 @@ class Ramsis(Expecting, Abilities):
     """See the module's docstring.
 
     Args:
-        tables: solved tables: a policy set of `ray_slo.planning.ramsis`, a table, the path of a
+        tables: solved tables: a policy set of `ray_slo.papers.ramsis`, a table, the path of a
             file of either, or a list of these. Each serves the model, SLO and variants that it was
             solved for.
         solver: solves a problem that no given table covers, inside `decide`: a function or
@@ -89,7 +89,7 @@ class Ramsis(Expecting, Abilities):
         drift: allowed relative change of a latency since its table was solved.
         margin_ms: time kept between a batch's predicted end and its earliest deadline.
         deal_every_s: seconds between two distributions of the workers to the groups.
-        options: more fields of `planning.ramsis.Problem`, for the tables that are solved; by
+        options: more fields of `papers.ramsis.Problem`, for the tables that are solved; by
             default model-based discretisation, variable batching, `late_penalty` 300.
 
     Raises:
@@ -111,7 +111,7 @@ class Ramsis(Expecting, Abilities):
         self,
         *,
         tables: PolicySet | Table | str | Sequence[PolicySet | Table | str] = (),
-        solver: Callable[[Problem], Table] | str | None = "ray_slo.planning.ramsis:solve",
+        solver: Callable[[Problem], Table] | str | None = "ray_slo.papers.ramsis:solve",
         load_rps: float | Mapping[str, float] | None = None,
         arrivals: Arrivals | Mapping[str, Any] | str = MEASURED,
         headroom: Positive = 1.0,

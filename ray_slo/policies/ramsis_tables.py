@@ -13,8 +13,8 @@ from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.text import quoted
 
 if TYPE_CHECKING:
-    from ray_slo.planning.ramsis import Problem, Table, VariantProfile
-    from ray_slo.planning.ramsis.arrivals import Arrivals
+    from ray_slo.papers.ramsis import Problem, Table, VariantProfile
+    from ray_slo.papers.ramsis.arrivals import Arrivals
 
 _OPTIONS: Mapping[str, Any] = {
     "discretization": "model_based",
@@ -165,7 +165,7 @@ class Served:
     def offer(self, table: Table, arrivals: str) -> None:
         """Take a given table if it is for these variants and this SLO. It is a stale one if it was
         solved for other latencies (with delays or without)."""
-        from ray_slo.planning.ramsis import profile_hash
+        from ray_slo.papers.ramsis import profile_hash
 
         fits = 0.8 * self.slo_s <= table.slo_s <= 1.001 * self.slo_s  # less a margin
         if fits and set(table.names) <= self.index.keys():
@@ -373,7 +373,7 @@ class Tables:
         """Label and distribution of arrivals that tables are solved for."""
         burst = 0 if self._arrivals is not None else min(burst, _BURSTIEST)
         if (found := self._known.get(burst)) is None:
-            from ray_slo.planning.ramsis.arrivals import POISSON, Gamma, label
+            from ray_slo.papers.ramsis.arrivals import POISSON, Gamma, label
 
             of = self._arrivals or (Gamma(2.0**-burst) if burst else POISSON)
             found = self._known[burst] = label(of.to_json()), of
@@ -388,7 +388,7 @@ class Tables:
         return self._arrivals_at(max(round(-math.log2(shape)), 0))[0]
 
     def _problem(self, served: Served, workers: int, load: float, arrivals: Arrivals) -> Problem:
-        from ray_slo.planning.ramsis import Problem
+        from ray_slo.papers.ramsis import Problem
 
         return Problem(
             variants=served.variants(served.reach),
@@ -402,7 +402,7 @@ class Tables:
 
 def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options as a problem takes them."""
-    from ray_slo.planning.ramsis import Problem
+    from ray_slo.papers.ramsis import Problem
 
     ours = {"variants", "slo_s", "rate", "num_workers", "arrivals"}
     valid = sorted({field.name for field in fields(Problem)} - ours)
@@ -420,7 +420,7 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def checked_arrivals(given: Any) -> Arrivals | None:
     """The distribution of arrivals; None if it must be measured."""
-    from ray_slo.planning.ramsis.arrivals import arrivals_of
+    from ray_slo.papers.ramsis.arrivals import arrivals_of
 
     if given == MEASURED:
         return None
@@ -438,8 +438,8 @@ def _identity(one: Problem | Table) -> tuple[str, float, int, float, str]:
 
 
 def _label_of(one: Problem | Table) -> str:
-    from ray_slo.planning.ramsis import Problem
-    from ray_slo.planning.ramsis.arrivals import label
+    from ray_slo.papers.ramsis import Problem
+    from ray_slo.papers.ramsis.arrivals import label
 
     about = one.arrivals.to_json() if isinstance(one, Problem) else one.options["arrivals"]
     return label(about)
@@ -454,7 +454,7 @@ def in_words(table: Table) -> str:
 def tables_of(given: Any) -> list[Table]:
     """Tables of policy sets, tables, files of either, or a sequence of these."""
     if isinstance(given, str):
-        from ray_slo.planning.ramsis import PolicySet
+        from ray_slo.papers.ramsis import PolicySet
 
         return list(PolicySet.load(given))
     return [given] if hasattr(given, "lookup") else [t for one in given for t in tables_of(one)]

@@ -230,7 +230,7 @@ def _answer(answer: Any) -> dict[str, Any] | None:
 
 
 def _table_text(table: Any) -> str:
-    """Return a policy table (`planning.ramsis.Table`) as text."""
+    """Return a policy table (`papers.ramsis.Table`) as text."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "table.npz"
         table.save(path)

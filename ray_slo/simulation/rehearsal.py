@@ -26,7 +26,7 @@ from ray_slo.core.policy import Policy
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.rehearsal import Rehearsal, Rehearsed, Score, Setting, Traffic
 from ray_slo.core.trees import Tree, TreeTask
-from ray_slo.planning import ramsis
+from ray_slo.papers import ramsis
 from ray_slo.policies.auto_settings import collapses, make
 from ray_slo.simulation.application_run import ApplicationRun, Shape
 from ray_slo.simulation.arrivals import Floats, Ints

@@ -12,7 +12,7 @@ from ray_slo.core.cluster import Cluster, Model, Variant, Worker
 from ray_slo.core.policy import Policy, PolicyWrapper, unwrapped
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.trees import DEFAULT_CLASS, Tree, TreeTask
-from ray_slo.planning.kairos import Configuration, Market
+from ray_slo.papers.kairos import Configuration, Market
 from ray_slo.policies.auto import Auto
 from ray_slo.policies.registry import live_arguments, policy_for
 from ray_slo.simulation.search import goodput_search

@@ -25,6 +25,7 @@ class Tally:
     def __init__(self, clients: Requests, models: Sequence[str]) -> None:
         self._clients, self._models = clients, models
         self.open = len(clients)
+        self._waiting = np.zeros(len(clients.models), dtype=np.int64)  # by stream
         self._begin(0.0, 0)
 
     def _begin(self, at: float, clients: int) -> None:
@@ -54,9 +55,12 @@ class Tally:
         """
         over_s = now - self._at
         end = int(np.searchsorted(self._clients.arrival, now, side="right"))
-        by_stream = self._by_stream(self._clients.model[self._begun : end])
+        arrived = self._clients.model[self._begun : end]
+        self._waiting += self._numbers(arrived)
+        self._waiting -= self._numbers(self._clients.model[np.array(self._closed, dtype=np.int64)])
         sizes, bad = self._sizes(self._begun, end), self._bad(ended, dead)
-        counts = Counts(by_stream, self._finished, self._made, sizes, bad)
+        waiting = dict(zip(self._clients.models, self._waiting.tolist(), strict=True))
+        counts = Counts(self._by_stream(arrived), self._finished, self._made, sizes, bad, waiting)
         self._begin(now, end)
         return over_s, counts
 
@@ -80,5 +84,7 @@ class Tally:
         return self._by_stream(self._clients.model[closed[late | dropped]])
 
     def _by_stream(self, streams: Array) -> dict[str, int]:
-        counts = np.bincount(streams, minlength=len(self._clients.models)).tolist()
-        return dict(zip(self._clients.models, counts, strict=True))
+        return dict(zip(self._clients.models, self._numbers(streams).tolist(), strict=True))
+
+    def _numbers(self, streams: Array) -> Array:
+        return np.bincount(streams, minlength=len(self._clients.models))

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from ray_slo.cli import app
 from ray_slo.core import Cluster, LatencyProfile, Model, Variant, documents
 from ray_slo.load.workload import Recorded
-from ray_slo.planning.ramsis import Problem, solve_set
+from ray_slo.papers.ramsis import Problem, solve_set
 from ray_slo.policies import make_policy
 from ray_slo.simulation import simulate
 from ray_slo.simulation.workloads import Workload

@@ -4,7 +4,7 @@ import re
 import pytest
 
 from ray_slo.core.profiles import LatencyProfile, save_profiles
-from ray_slo.planning.ramsis import PolicySet
+from ray_slo.papers.ramsis import PolicySet
 
 SPEC = """
 latency_slo_ms: 150

@@ -13,8 +13,6 @@ from ray_slo.serve import build_app
 from ray_slo.serve.proxy import modes
 from tests.live.waiting import eventually, status_of
 
-pytestmark = pytest.mark.live
-
 TINY = {"num_cpus": 0.1}
 SLO_MS = 15_000
 # What a client may get instead of an answer: one of our reasons.

@@ -19,8 +19,6 @@ from ray_slo.serve import build_app
 from ray_slo.serve.ray_private.actors import OtherProcess, in_task
 from ray_slo.simulation.replay import replay, tape, what_if
 
-pytestmark = pytest.mark.live
-
 TINY = {"ray_actor_options": {"num_cpus": 0.1}}
 # The first candidate waits for 30 s. That is more than the SLO, so requests are refused.
 AUTO = {

@@ -9,8 +9,6 @@ from waiting import eventually, status_of
 import ray_slo
 from ray_slo.errors import RefusedEarly
 
-pytestmark = pytest.mark.live
-
 TINY = {"num_cpus": 0.1}
 PER_ITEM_S = 0.05  # a worker serves 20 a second, in batches of any size
 

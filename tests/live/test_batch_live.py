@@ -19,8 +19,6 @@ from ray_slo.core import LatencyProfile
 from ray_slo.errors import RefusedEarly
 from ray_slo.serve.deadlines import remaining_ms
 
-pytestmark = pytest.mark.live
-
 SLO_MS = 30_000  # generous; calls that must be refused bring a shorter deadline
 
 

@@ -8,8 +8,6 @@ from waiting import status_of
 
 from ray_slo.serve import build_app
 
-pytestmark = pytest.mark.live
-
 NAMED = {"callable": "apps:Named", "latency_slo_ms": 30_000}
 DEEP = {"load": "apps:Network", "args": ["deep", 0.02], "accuracy": 80}
 ARGS = {

@@ -8,8 +8,6 @@ from ray import serve
 from benchmarks.live.chaos import FAULTS
 from benchmarks.live.ground import Ground, args, strike
 
-pytestmark = pytest.mark.live
-
 
 @pytest.fixture(scope="module")
 def ground(ray_cluster, tmp_path_factory):

@@ -19,7 +19,6 @@ from ray_slo.serve.proxy import haproxy, modes
 OURS = {modes.HAPROXY_ENV, modes.BINARY_ENV, modes.BUFFER_ENV, PROXY_CALLBACK_ENV, NICENESS_ENV}
 
 pytestmark = [
-    pytest.mark.live,
     pytest.mark.timeout(240),
     pytest.mark.skipif(not modes.is_possible(), reason="there is no fast mode here"),
 ]

@@ -21,13 +21,10 @@ from ray_slo.errors import SLOError
 from ray_slo.serve import build_app
 
 PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.skipif(
-        PROMETHEUS is None or PROMTOOL is None,
-        reason="prometheus and promtool are not installed (Debian: prometheus)",
-    ),
-]
+pytestmark = pytest.mark.skipif(
+    PROMETHEUS is None or PROMTOOL is None,
+    reason="prometheus and promtool are not installed (Debian: prometheus)",
+)
 NAME = "metered"
 ARGS = {
     "models": {

@@ -8,8 +8,6 @@ from ray_slo.record.decode import read
 from ray_slo.serve import build_app
 from ray_slo.simulation.replay import recorded, replay, tape, what_if
 
-pytestmark = pytest.mark.live
-
 ARGS = {
     "models": {"square": {"callable": "apps:Tasks", "latency_slo_ms": 30_000}},
     "workers": {"small": {"num_replicas": 2, "ray_actor_options": {"num_cpus": 0.1}}},

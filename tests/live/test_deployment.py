@@ -23,8 +23,6 @@ from ray_slo.errors import BadInput, BatchResultError, RefusedEarly, UnknownMode
 from ray_slo.serve.grpc import InferenceStub
 from ray_slo.serve.protos import InferRequest
 
-pytestmark = pytest.mark.live
-
 SLO_MS = 30_000  # generous; calls that must be refused bring a shorter deadline
 TaskApp = ray_slo.deployment(
     latency_slo_ms=SLO_MS,

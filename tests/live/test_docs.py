@@ -22,8 +22,6 @@ TESTED = ROOT / "examples" / "one_pool.py"  # by `test_showcase`
 EXAMPLES = sorted({*(ROOT / "examples").glob("*.py")} - {PROGRAM, TESTED})
 CONFIGS = [p for what in ("digits", "pipeline") for p in (ROOT / "configs").glob(f"{what}*.yaml")]
 
-pytestmark = pytest.mark.live
-
 
 def test_there_is_something_to_run():
     assert len(LIVE) >= 5 and len(EXAMPLES) >= 3 and len(CONFIGS) >= 5

@@ -20,7 +20,7 @@ CORE = ("test_grpc.py", "test_attacks.py", "test_deployment.py", "test_redeploy.
 CHOSEN = "burst or other_ways or test_http or test_cancelled or test_redeploy or test_top"
 CHOSEN += " or test_grpc and not hanging_up"
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.mark.skipif(modes.has_haproxy_of_ours(), reason="this is that process")

@@ -23,8 +23,6 @@ from ray_slo.serve.protos import InferRequest
 from ray_slo.serve.ray_private.actors import NAMESPACE, find_actor
 from tests.docs.pages import ROOT, blocks
 
-pytestmark = pytest.mark.live
-
 SLO_MS = 60_000  # time for Serve to start another replica on a busy machine
 TINY = {"num_cpus": 0.1}
 TaskApp = ray_slo.deployment(

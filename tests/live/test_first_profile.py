@@ -3,14 +3,11 @@
 import contextlib
 import time
 
-import pytest
 from apps import Warming
 from waiting import status_of
 
 import ray_slo
 from ray_slo.errors import SLOError
-
-pytestmark = pytest.mark.live
 
 SLO_MS = 300
 App = ray_slo.deployment(

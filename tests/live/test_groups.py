@@ -15,8 +15,6 @@ from ray_slo.serve import build_app
 from ray_slo.serve.planner.links import find_planner
 from ray_slo.serve.ray_private.actors import find_actor
 
-pytestmark = pytest.mark.live
-
 TINY = {"ray_actor_options": {"num_cpus": 0.1}}
 POWERS = {"square": 2, "cube": 3, "fourth": 4}
 MODELS = {

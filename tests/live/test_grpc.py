@@ -18,8 +18,6 @@ from benchmarks.live.shipped import beyond_loopback, listening
 from ray_slo.serve.grpc import PUSHBACK_METADATA, InferenceStub, reported
 from ray_slo.serve.protos import DescribeRequest, InferRequest
 
-pytestmark = pytest.mark.live
-
 SLO_MS = 30_000
 MARGIN_MS = 3_000  # time between a refusal and the client's own timeout
 TaskApp = ray_slo.deployment(

@@ -10,8 +10,6 @@ from waiting import eventually
 
 import ray_slo
 
-pytestmark = pytest.mark.live
-
 
 @ray_slo.deployment(
     latency_slo_ms=10_000, ray_actor_options={"num_cpus": 0.1}, health_check_period_s=1

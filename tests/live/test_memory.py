@@ -8,8 +8,6 @@ from waiting import eventually, status_of
 from ray_slo.errors import OutOfMemory
 from ray_slo.serve import build_app
 
-pytestmark = pytest.mark.live
-
 FITS = 6  # items per batch that fit into memory
 MB = 2**20
 

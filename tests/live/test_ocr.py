@@ -9,8 +9,6 @@ import yaml
 from deployments.ocr.pages import errors, pages
 from ray_slo.serve import build_app
 
-pytestmark = pytest.mark.live
-
 CONFIG = Path(__file__).parents[2] / "configs" / "ocr-loki.yaml"
 KEPT = {"detect": "det736", "recognise": "rec48"}
 

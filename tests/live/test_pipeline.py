@@ -13,8 +13,6 @@ from ray_slo.errors import BatchResultError, RefusedEarly
 from ray_slo.serve import build_app
 from ray_slo.serve.ray_private.actors import find_actor
 
-pytestmark = pytest.mark.live
-
 TINY = {"num_cpus": 0.1}
 SLO_MS = 120_000  # time for Serve to start another replica on a busy machine
 SPELLED = {"by": "f1", "words": ["t-o", "b-e"]}

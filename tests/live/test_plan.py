@@ -17,8 +17,6 @@ from ray_slo.serve.planner.links import find_planner
 from ray_slo.serve.watch.status import read_dry_run
 from ray_slo.simulation.replay import replay
 
-pytestmark = pytest.mark.live
-
 SLO_MS = 20_000
 FIND = ["f0"]
 ACCURATE, QUICK = "s1", "s0"  # they take 0.25 s and 0.03 s per word

@@ -14,8 +14,6 @@ from ray_slo.errors import SLOError
 from ray_slo.record import plans as plan_log
 from ray_slo.serve import build_app
 
-pytestmark = pytest.mark.live
-
 LARGE = 100  # items; only "strong" workers are fast enough
 
 

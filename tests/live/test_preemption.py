@@ -11,8 +11,6 @@ from ray_slo.core.profiles import save_profiles
 from ray_slo.errors import RefusedEarly
 from ray_slo.serve.app.build import build_app
 
-pytestmark = pytest.mark.live
-
 LONGER_S, LONG_S, SHORT_S = 20.0, 2.0, 0.1
 QUICK_MS, SLOW_MS = 30_000, 60_000
 BURST = 8

@@ -16,8 +16,6 @@ from ray_slo.serve import build_app
 from ray_slo.serve.errors import error_of
 from ray_slo.serve.proxy import modes
 
-pytestmark = pytest.mark.live
-
 SLO_MS = 1000
 GAP_S = 0.05
 # Beside the refusals of any overload.

@@ -27,8 +27,6 @@ from ray_slo.serve.app.openapi import document
 from ray_slo.serve.grpc import reported
 from ray_slo.serve.protos import InferRequest
 
-pytestmark = pytest.mark.live
-
 SLO_MS = 2000
 LEISURE = {"x-slo-latency-ms": "30000"}  # for requests that must be answered
 SECRET = "hunter2-do-not-tell"

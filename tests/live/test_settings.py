@@ -1,13 +1,10 @@
 """`deployments:` of Serve's config file beside `args`."""
 
 import httpx
-import pytest
 from ray import serve
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 from waiting import eventually
-
-pytestmark = pytest.mark.live
 
 NAME = "settings"
 WORKER = f"{NAME}-cpu-worker"

@@ -12,7 +12,6 @@ from benchmarks.live.shipped import OVERLOAD, serving, shipped
 from ray_slo.serve.proxy.modes import free_ports
 
 pytest.importorskip("torchvision", reason="runs in the environment of `make test-torch`")
-pytestmark = pytest.mark.live
 
 
 @pytest.mark.timeout(600)

@@ -16,7 +16,7 @@ from examples import one_pool
 from ray_slo.errors import BadHeader, RefusedEarly, UnknownModel
 from ray_slo.serve.planner.links import find_planner
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 ASKS = {  # item, options of the call, and the check of its answer
     "sheets": (one_pool.SHEETS, {"model": "sheet"}, lambda got: sum(map(len, got)) == 6),

@@ -18,8 +18,6 @@ from ray_slo.serve.grpc import InferenceStub, reported
 from ray_slo.serve.protos import InferRequest
 from ray_slo.serve.watch.status import read_status
 
-pytestmark = pytest.mark.live
-
 
 class Slow:
     """A model whose load waits for a file. If the file has text, it fails with that text."""

@@ -12,7 +12,6 @@ from ray_slo.errors import SLOError
 from ray_slo.serve import build_app
 from ray_slo.serve.watch.status import read_status
 
-pytestmark = pytest.mark.live
 NAME = "watched"
 VARIANTS = {
     name: {"load": "apps:Network", "args": [name, base_s], "accuracy": accuracy}

@@ -8,13 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pandas as pd
-import pytest
 from waiting import eventually
 
 from ray_slo.serve import build_app
 from ray_slo.serve.proxy.modes import has_haproxy_of_ours
-
-pytestmark = pytest.mark.live
 
 OUTERMOST = ("proxy_http_request", *["replica_handle_request"] * has_haproxy_of_ours())
 

@@ -11,10 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.skipif(sys.platform != "linux", reason="/proc and 127.0.0.2 are Linux's"),
-]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc and 127.0.0.2 are Linux's")
 
 PROGRAM = Path(__file__).with_name("two_nodes.py")
 AHEAD_S = 3600

@@ -8,8 +8,6 @@ from waiting import eventually, status_of
 
 from ray_slo.serve import build_app
 
-pytestmark = pytest.mark.live
-
 APP = """
 name: picked
 models:

@@ -11,8 +11,6 @@ import ray_slo
 from ray_slo import Variant
 from ray_slo.serve.watch.status import is_frontend
 
-pytestmark = pytest.mark.live
-
 TINY = {"num_cpus": 0.1}
 QUICK = Variant("quick", accuracy=70, load=Network, args=("quick", 0.01))
 DEEP = Variant("deep", accuracy=90, load="apps:Network", args=("deep",), kwargs={"base_s": 0.5})

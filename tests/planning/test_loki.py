@@ -14,9 +14,9 @@ from benchmarks.loki import terms as loki
 from benchmarks.loki.terms import Plan, Problem, Task, Variant, capacity, fastest, plan
 from benchmarks.loki.terms.plans import workers_of
 from ray_slo.core.profiles import LatencyProfile
+from ray_slo.papers.routing import most_accurate_first
 from ray_slo.planning import Infeasible
 from ray_slo.planning.milp import Milp, Solution
-from ray_slo.planning.routing import most_accurate_first
 from tests.planning.examples.loki import chain, linear, tree
 
 GUROBI = find_spec("gurobipy") is not None

@@ -129,7 +129,7 @@ def test_the_worked_example_of_the_module():
 @pytest.mark.slow
 def test_what_every_replica_imports_is_light():
     code = (
-        "import sys; import ray_slo.serve.watch.log_writer, ray_slo.planning.brains.groups\n"
+        "import sys; import ray_slo.serve.watch.log_writer, ray_slo.papers.groups.brain\n"
         "import ray_slo.serve.config.spec\n"
         "print(sorted({'scipy', 'pandas', 'torch', 'matplotlib'} & set(sys.modules)))"
     )

@@ -15,24 +15,17 @@ import pytest
 from benchmarks.loki import terms as loki
 from benchmarks.loki.terms.plans import workers_of
 from ray_slo.core.demand import Demand as Rates
-from ray_slo.planning import (
-    Infeasible,
-    auto,
-    fluid,
-    herd,
-    kairos,
-    partition,
-    queue_value,
-    routing,
-)
+from ray_slo.papers import herd, kairos, partition, routing
+from ray_slo.papers.kairos.bounds import fluid_bounds, paper_bounds
+from ray_slo.papers.ramsis import Empirical, Gamma, pareto_front, solve
+from ray_slo.planning import Infeasible, auto
 from ray_slo.planning.auto import Demand
 from ray_slo.planning.auto.expected import bad_share, expected
 from ray_slo.planning.auto.headroom import bad_rate, occupancy
 from ray_slo.planning.auto.overflow import late_by_stream
 from ray_slo.planning.auto.pack import pack
 from ray_slo.planning.auto.taken import most_busy, room
-from ray_slo.planning.kairos.bounds import fluid_bounds, paper_bounds
-from ray_slo.planning.ramsis import Empirical, Gamma, pareto_front, solve
+from ray_slo.policies.shared import fluid, queue_value
 from tests.kept import kept
 from tests.planning.auto.cases import linear, photo, variant
 from tests.planning.examples import (

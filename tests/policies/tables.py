@@ -1,11 +1,11 @@
-"""A stand-in for the solver of `ray_slo.planning.ramsis`: simple tables at no cost."""
+"""A stand-in for the solver of `ray_slo.papers.ramsis`: simple tables at no cost."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from ray_slo.planning.ramsis import DROP, Problem
+from ray_slo.papers.ramsis import DROP, Problem
 
 
 class OfProblem:

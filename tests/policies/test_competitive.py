@@ -9,7 +9,7 @@ import pytest
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from ray_slo.core import Cluster, LatencyProfile, Model, Request, Variant
-from ray_slo.planning.herd import affinity
+from ray_slo.papers.herd import affinity
 from ray_slo.policies.flex import Flex
 from tests.policies.harness import Host
 from tests.policies.offline import offline_optimum

@@ -17,9 +17,10 @@ from ray_slo.core import (
 )
 from ray_slo.core.policy import PolicyWrapper, unwrapped, wrapper
 from ray_slo.core.trees import Tree, TreeTask
-from ray_slo.planning import auto, fluid
+from ray_slo.planning import auto
 from ray_slo.policies.composed import Composed
 from ray_slo.policies.registry import POLICIES, make_policy, policy_for, recipe_for
+from ray_slo.policies.shared import fluid
 from ray_slo.policies.shared.paths import parts_of, planned_batches
 from ray_slo.simulation import Workload, simulate
 from ray_slo.simulation.application import simulate_application

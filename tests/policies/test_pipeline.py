@@ -302,7 +302,7 @@ def test_where_a_variant_has_fewer_workers_slack_routes_again() -> None:
 
 
 def test_requests_follow_the_tables() -> None:
-    """The example of `planning.routing`: 100 of 240 names go to the large one."""
+    """The example of `papers.routing`: 100 of 240 names go to the large one."""
     workers = [worker("D", "d", load=60), worker("L", "large"), worker("S", "small")]
     h = host(workers, drop="none")
     h.arrive([name(i, 0.0, 0.0) for i in range(240)])

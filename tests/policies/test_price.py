@@ -5,12 +5,12 @@ import pytest
 
 from ray_slo.core import Cluster, DispatchDelay, DropReason, LatencyProfile, Model, Request, Variant
 from ray_slo.core.cluster import Worker
-from ray_slo.planning import fluid
 from ray_slo.policies import make_policy
 from ray_slo.policies.batching import pace_of
 from ray_slo.policies.price import Price
 from ray_slo.policies.price_lanes import lanes_of
 from ray_slo.policies.price_load import Precision, TickedLoad
+from ray_slo.policies.shared import fluid
 from ray_slo.simulation import Trace, WorkerEvent, Workload, simulate
 from ray_slo.simulation.arrivals import Gamma
 from tests.policies.harness import Host

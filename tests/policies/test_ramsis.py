@@ -9,9 +9,9 @@ import pytest
 
 from ray_slo.core import Cluster, DropReason, LatencyProfile, Model, Request, Variant, Worker
 from ray_slo.core.trees import Tree, TreeTask
-from ray_slo.planning.ramsis import Problem
-from ray_slo.planning.ramsis import solve as optimal
-from ray_slo.planning.ramsis.arrivals import Gamma as Bursts
+from ray_slo.papers.ramsis import Problem
+from ray_slo.papers.ramsis import solve as optimal
+from ray_slo.papers.ramsis.arrivals import Gamma as Bursts
 from ray_slo.policies import make_policy
 from ray_slo.policies.ramsis import Ramsis
 from ray_slo.policies.registry import policy_for

@@ -18,7 +18,7 @@ from ray_slo.core import (
     Request,
     Variant,
 )
-from ray_slo.planning import ramsis
+from ray_slo.papers import ramsis
 from ray_slo.policies import make_policy
 from ray_slo.policies.registry import COMPOSE
 from ray_slo.record.decode import read

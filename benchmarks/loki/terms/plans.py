@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from benchmarks.loki.terms.problem import Problem
-from ray_slo.planning.routing import Worker
+from ray_slo.papers.routing import Worker
 
 Step = Literal["hardware", "accuracy", "share"]
 

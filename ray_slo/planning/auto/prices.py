@@ -2,7 +2,7 @@
 
 A linear program has the plan's workers, budgets and batch sizes. It chooses the requests to serve
 such that the points of accuracy per second are highest (the fluid limit, as in
-`planning/fluid.py`). The prices are its duals.
+`policies/shared/fluid.py`). The prices are its duals.
 """
 
 from __future__ import annotations

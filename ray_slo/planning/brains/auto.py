@@ -124,7 +124,7 @@ class AutoBrain(Brain):
 
     def counted(self, now: float, over_s: float, counts: Counts) -> None:
         self._now = max(self._now, now)
-        self._streams.counted(now, over_s, counts.requests, counts.bad)
+        self._streams.counted(now, over_s, counts)
         self._known.counted(counts)
 
     def _look(self, now: float, seen: Seen) -> None:

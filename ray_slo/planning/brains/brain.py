@@ -96,6 +96,7 @@ class Counts(NamedTuple):
         made: requests of child tasks that the answers led to, by variant and child task.
         sizes: requests by model and size. In a pipeline, the requests of every task are counted.
         bad: requests of clients that were refused, expired or late, by stream.
+        waiting: requests of clients that have no answer now, by stream.
     """
 
     requests: Mapping[str, int] = {}
@@ -103,6 +104,7 @@ class Counts(NamedTuple):
     made: Mapping[str, Mapping[str, int]] = {}
     sizes: Mapping[str, Mapping[int, int]] = {}
     bad: Mapping[str, int] = {}
+    waiting: Mapping[str, int] = {}
 
     @property
     def total(self) -> int:
@@ -110,13 +112,15 @@ class Counts(NamedTuple):
         return sum(self.requests.values())
 
     def since(self, before: Counts) -> Counts:
-        """Return how much the counts have grown since the earlier counts `before`."""
+        """Return how much the counts have grown since the earlier counts `before`; `waiting` is
+        that of now."""
         return Counts(
             _more(self.requests, before.requests),
             _more(self.finished, before.finished),
             {v: _more(made, before.made.get(v, {})) for v, made in self.made.items()},
             {m: _more(sizes, before.sizes.get(m, {})) for m, sizes in self.sizes.items()},
             _more(self.bad, before.bad),
+            self.waiting,
         )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from ray_slo.core.demand import LEAST_RATE, Holt, Kind, Rate
 from ray_slo.planning.auto import Demand
+from ray_slo.planning.brains.brain import Counts
 
 # Number of requests in an average. The number of workers is the largest that several plans want, so
 # noise in the average would add workers.
@@ -74,7 +75,7 @@ class Stream:
 
     Attributes:
         expected: as the argument.
-        last_at: time of the last request, in seconds.
+        last_at: time when a request came or waited last, in seconds.
         factor: ratio of the planned to the measured demand in the last plan.
         factor_at: time of that plan, in seconds.
     """
@@ -89,15 +90,20 @@ class Stream:
         self.last_at = -math.inf
         self.factor, self.factor_at = 1.0, -math.inf
 
-    def counted(self, now: float, over_s: float, requests: int, bad: int) -> None:
-        """Take the number of requests, and of bad requests, in the last `over_s` seconds."""
+    def counted(self, now: float, over_s: float, requests: int, bad: int, waiting: int = 0) -> None:
+        """Take the number of requests, and of bad requests, in the last `over_s` seconds.
+
+        Args:
+            waiting: number of requests that have no answer yet. They are no new demand, but the
+                stream is not idle: a worker may take longer to start than a stream stays busy.
+        """
         self._rate.counted(now, over_s, requests)
         for i in range(_BITS):
             part = requests * (i + 1) // _BITS - requests * i // _BITS
             self._trend.arrived(self._counted_s + over_s * (i + 0.5) / _BITS, part)
         self._counted_s += over_s
         self._burstiness.counted(over_s, requests)
-        if requests:
+        if requests or waiting:
             self.last_at = now
         self._recent.append((now, requests, bad))
         while self._recent[0][0] < now - _BAD_S:
@@ -188,16 +194,14 @@ class Streams:
     def __iter__(self) -> Iterator[str]:
         return iter(self._streams)
 
-    def counted(
-        self, now: float, over_s: float, requests: Mapping[str, int], bad: Mapping[str, int]
-    ) -> None:
-        """Take the numbers of requests and bad requests of a frontend, by stream. Requests of an
-        unknown class count for the root without a class."""
+    def counted(self, now: float, over_s: float, counts: Counts) -> None:
+        """Take the counts of a frontend. Requests of an unknown class count for the root without a
+        class."""
         if math.isnan(self._began):
             self._began = now
-        requests, bad = self._known(requests), self._known(bad)
+        found = [self._known(n) for n in (counts.requests, counts.bad, counts.waiting)]
         for name, stream in self._streams.items():
-            stream.counted(now, over_s, requests.get(name, 0), bad.get(name, 0))
+            stream.counted(now, over_s, *(by_name.get(name, 0) for by_name in found))
 
     def _known(self, counts: Mapping[str, int]) -> dict[str, int]:
         found: dict[str, int] = {}

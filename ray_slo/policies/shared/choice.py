@@ -9,7 +9,7 @@ The plan is what a planner assigns to workers (`Assigned.load`). A lane is *full
 requests keep its workers busy for half of the time that a request may wait. Then, in a burst,
 requests go to other lanes. If all lanes are full, they go to the *reserve*: the fastest variant
 that workers have loaded without an assignment. Without a planner, the plan is the fluid limit
-(`planning.fluid`) of the measured rates, with batches as large as come within the SLO. It uses a
+(`shared/fluid.py`) of the measured rates, with batches as large as come within the SLO. It uses a
 share of the workers that falls when requests miss their deadlines, and rises when none do.
 """
 
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 
 from ray_slo.core.cluster import Cluster, Model, Variant, Worker
 from ray_slo.core.profiles import LatencyProfile
-from ray_slo.planning import fluid
+from ray_slo.policies.shared import fluid
 
 _FIRST_S, _EVERY_S = 0.02, 1.0  # until the first plan, if no rates are known; between plans
 _SOON_S, _CAREFUL = 0.1, 0.7  # the same, and the utilisation, if it takes over from another policy

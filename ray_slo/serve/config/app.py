@@ -49,7 +49,7 @@ class PlannerConfig(StrictConfig):
         kwargs: further arguments of the planner's `Problem` (`ray_slo.planning`), e.g.
             {"group_worker_limit": 4} of herd, {"sub_clusters": 2} of partition, or
             {"headroom_quantile": 0.95} of loki. Of kairos: `Arguments` of
-            `ray_slo.planning.kairos.solver`, e.g. {"budget_per_hour": 2.5}. Those of auto and
+            `ray_slo.papers.kairos.solver`, e.g. {"budget_per_hour": 2.5}. Those of auto and
             kairos can be changed at run time, with the frontend's `user_config: {planner:
             {budget_per_hour: 1.5}}`.
     """

@@ -89,7 +89,7 @@ class Service:
         trace = tracing.request(asked.model, asked.arrival, asked.slo_s, asked.traceparent)
         if self.num_owned >= self._spec.max_queued_requests:
             self._make_room(asked, trace)
-        self.num_owned += 1
+        self._waits(asked.stream, 1)
         try:
             answer_one = self._answer_tree if asked.model in self._runners else self._answer_one
             with trace.inside(), self._ledger.in_time(asked):
@@ -102,7 +102,7 @@ class Service:
                 error.model = error.model or asked.model
             raise
         finally:
-            self.num_owned -= 1
+            self._waits(asked.stream, -1)
         if asked.slo_class:
             answer = replace(answer, slo_class=asked.slo_class)
         trace.answered(answer)
@@ -119,6 +119,11 @@ class Service:
     def _arrived(self, stream: str, count: int = 1) -> None:
         if self._demand is not None:
             self._demand.arrived(stream, count)
+
+    def _waits(self, stream: str, count: int) -> None:
+        self.num_owned += count
+        if self._demand is not None:
+            self._demand.waits(stream, count)
 
     def _bad(self, stream: str, count: int = 1) -> None:
         if self._demand is not None:

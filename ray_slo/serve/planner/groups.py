@@ -14,10 +14,10 @@ from pydantic import Field, create_model
 from ray_slo.core.names import nearest
 from ray_slo.core.text import quoted
 from ray_slo.core.trees import stream_of
-from ray_slo.planning import herd, partition
-from ray_slo.planning.brains import group_plans
-from ray_slo.planning.brains.group_jobs import Goodput
-from ray_slo.planning.brains.groups import GroupsBrain, GroupsSetting
+from ray_slo.papers import herd, partition
+from ray_slo.papers.groups import plans as group_plans
+from ray_slo.papers.groups.brain import GroupsBrain, GroupsSetting
+from ray_slo.papers.groups.jobs import Goodput
 from ray_slo.serve.config.files import profiles_of_files
 from ray_slo.serve.planner.plugin import PlannerPlugin, arguments_of
 

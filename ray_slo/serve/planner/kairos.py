@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ray_slo.core.demand import HEADROOM_QUANTILE
+from ray_slo.papers.kairos.solver import Arguments, Sustained, mix
 from ray_slo.planning.auto import Size
 from ray_slo.planning.brains.auto_jobs import AutoSetting
 from ray_slo.planning.catalogue import CATALOGUE
-from ray_slo.planning.kairos.solver import Arguments, Sustained, mix
 from ray_slo.policies.registry import POLICIES, make_policy
 from ray_slo.serve.planner.auto import Auto
 

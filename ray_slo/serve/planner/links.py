@@ -336,6 +336,7 @@ class FrontendLink:
         self._made: dict[str, Counter[str]] = {}
         self._sizes: dict[str, Counter[int]] = {}
         self._bad: Counter[str] = Counter()
+        self._waiting: Counter[str] = Counter()
         self._tuned: dict[str, Any] = {}
         self._profiles: Mapping[Key, LatencyProfile] = {}
         self._clocks: dict[str, float] = {}  # lead of other clocks over this one's, in seconds
@@ -363,6 +364,10 @@ class FrontendLink:
     def bad(self, stream: str, count: int = 1) -> None:
         """Count clients' requests that were refused, expired or late."""
         self._bad[stream] += count
+
+    def waits(self, stream: str, count: int) -> None:
+        """Count clients' requests that wait for their answer. A negative number no longer does."""
+        self._waiting[stream] += count
 
     def finished(self, variant: str, made: Mapping[str, int] | None = None) -> None:
         """Count a request that a variant answered, and those for child tasks that it made."""
@@ -421,7 +426,10 @@ class FrontendLink:
         sizes = {model: dict(counts) for model, counts in self._sizes.items()}
         return FrontendSays(
             self._client,
-            Counts(dict(self._requests), dict(self._finished), made, sizes, dict(self._bad)),
+            Counts(
+                *(dict(self._requests), dict(self._finished), made, sizes, dict(self._bad)),
+                dict(+self._waiting),
+            ),
             self._spec.fingerprint,
             self._tuned,
             self._profiles if self._remind else {},

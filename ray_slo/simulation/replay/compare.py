@@ -13,7 +13,7 @@ from typing import Any
 from ray_slo.core.decisions import Action, Decision, Dispatch, Drop
 from ray_slo.core.names import import_attr
 from ray_slo.core.policy import Policy
-from ray_slo.planning.ramsis.table import Table
+from ray_slo.papers.ramsis.table import Table
 from ray_slo.policies.registry import COMPOSE, POLICIES, make_policy
 from ray_slo.record.decode import Life
 from ray_slo.record.rows import damaged

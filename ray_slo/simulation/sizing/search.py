@@ -34,11 +34,13 @@ import numpy as np
 
 from ray_slo.core.cluster import Cluster, Worker
 from ray_slo.core.policy import Policy
-from ray_slo.planning import auto, fluid, kairos
+from ray_slo.papers import kairos
+from ray_slo.planning import auto
 from ray_slo.planning.brains.auto import AutoBrain
 from ray_slo.planning.brains.brain import Seen
 from ray_slo.planning.result import Infeasible
 from ray_slo.policies.registry import policy_for
+from ray_slo.policies.shared import fluid
 from ray_slo.simulation.application import auto_brain, simulate_application
 from ray_slo.simulation.report import Report
 from ray_slo.simulation.search import goodput_search

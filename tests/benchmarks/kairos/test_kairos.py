@@ -31,7 +31,7 @@ from benchmarks.peers.deeprecsys import DeepRecSys, climb
 from benchmarks.peers.ribbon import Ribbon
 from benchmarks.peers.searches import Space
 from ray_slo.core import BatchStatus, Variant
-from ray_slo.planning import kairos
+from ray_slo.papers import kairos
 from tests.policies.harness import Host
 from tests.policies.pools import pool, request
 

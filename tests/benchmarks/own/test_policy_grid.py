@@ -9,7 +9,7 @@ from benchmarks.own import grid_run, policy_grid
 from benchmarks.own.grid_cells import LEARNED, SIZES, cell
 from benchmarks.own.grid_run import code_of, keep, kept, kept_at, measure
 from benchmarks.own.grid_settings import SETTINGS
-from ray_slo.planning import fluid
+from ray_slo.policies.shared import fluid
 from ray_slo.simulation.arrivals import Mmpp, Trace
 
 SOME = [cell(3, k) for k in range(80)]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.shepherd import fig2, table5
-from ray_slo.planning import herd
+from ray_slo.papers import herd
 
 
 def test_groups_of_poisson_streams_vary_as_theory_says():

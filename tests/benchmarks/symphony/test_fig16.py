@@ -3,7 +3,7 @@
 import numpy as np
 
 from benchmarks.symphony import fig16
-from ray_slo.planning import partition
+from ray_slo.papers import partition
 
 
 def test_the_planner_beats_the_random_solver_by_far():

@@ -12,7 +12,8 @@ from benchmarks.loki import published
 from benchmarks.loki import terms as loki
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.trees import Tree
-from ray_slo.planning import auto, kairos
+from ray_slo.papers import kairos
+from ray_slo.planning import auto
 from ray_slo.planning.catalogue import InstanceType
 from ray_slo.planning.result import Infeasible
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.trees import Tree
-from ray_slo.planning import auto, kairos
+from ray_slo.papers import kairos
+from ray_slo.planning import auto
 from ray_slo.planning.auto import Demand, Kind, Model, Problem, Size, Variant
 from ray_slo.planning.auto.sizes import MOST, by_size, classes_of, ends_of
 from ray_slo.planning.catalogue import InstanceType

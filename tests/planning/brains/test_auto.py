@@ -47,10 +47,11 @@ class Host:
         self.brain, self.seen, self.now, self.why = brain, seen, 0.0, []
         self.tried_at = -100.0
 
-    def run(self, seconds, rate=0.0, bad=0.0, stream="m"):
+    def run(self, seconds, rate=0.0, bad=0.0, stream="m", waiting=0):
         for _ in range(2 * seconds):
             self.now += 0.5
-            counts = Counts({stream: round(rate / 2)}, bad={stream: round(bad / 2)})
+            bads, waits = {stream: round(bad / 2)}, {stream: waiting}
+            counts = Counts({stream: round(rate / 2)}, bad=bads, waiting=waits)
             self.brain.counted(self.now, 0.5, counts)
             self.step()
 
@@ -200,6 +201,10 @@ def test_down_to_nothing_when_nobody_asks_and_back_at_the_first_request():
     host.run(1, 2)
     assert "first request" in host.why
     assert host.target == 1
+    host.run(150, waiting=1)  # its worker takes long to start
+    assert host.target == 1
+    host.run(150)
+    assert host.target == 0
 
 
 def test_nobody_there_and_nothing_known_one_worker_measures():

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from ray_slo.planning.brains.brain import Counts
 from ray_slo.planning.brains.streams import Burstiness, Stream, Streams
 from ray_slo.planning.brains.targets import Target
 
@@ -56,7 +57,7 @@ def test_streams_that_nobody_knows_count_for_the_default_class():
     streams = Streams({"m": 1.0, "m@gold": 1.0}, "ewma", 0.0, None)
     for i in range(20):
         counts = {"m": 5, "m@gold": 10, "m@silver": 5, "other": 7}
-        streams.counted(0.5 * i, 0.5, counts, {})
+        streams.counted(0.5 * i, 0.5, Counts(counts))
     assert streams["m"].rate(9.5) == pytest.approx(20, rel=0.1)
     assert streams["m@gold"].rate(9.5) == pytest.approx(20, rel=0.1)
     assert list(streams) == ["m", "m@gold"]

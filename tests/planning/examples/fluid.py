@@ -1,4 +1,4 @@
-"""Problems of `planning.fluid` that several tests solve."""
+"""Problems of `policies.shared.fluid` that several tests solve."""
 
 from ray_slo.core import LatencyProfile, Model, Variant
 

@@ -1,14 +1,14 @@
-"""Problems of `planning.kairos` that several tests solve."""
+"""Problems of `papers.kairos` that several tests solve."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from ray_slo.core import LatencyProfile
-from ray_slo.planning.catalogue import InstanceType
-from ray_slo.planning.kairos import (
+from ray_slo.papers.kairos import (
     Market,
 )
+from ray_slo.planning.catalogue import InstanceType
 
 
 def kind(name, price):

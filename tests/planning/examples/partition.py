@@ -1,6 +1,6 @@
-"""Problems of `planning.partition` that several tests solve."""
+"""Problems of `papers.partition` that several tests solve."""
 
-from ray_slo.planning.partition import Model, Problem
+from ray_slo.papers.partition import Model, Problem
 
 
 def problem(rates, static=None, dynamic=None, **kwargs):

@@ -1,6 +1,6 @@
-"""Problems of `planning.queue_value` that several tests solve."""
+"""Problems of `policies.shared.queue_value` that several tests solve."""
 
-from ray_slo.planning.queue_value import Columns
+from ray_slo.policies.shared.queue_value import Columns
 
 
 def columns(workers, slo_s, *variants):

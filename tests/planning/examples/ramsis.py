@@ -1,7 +1,7 @@
-"""Problems of `planning.ramsis` that several tests solve."""
+"""Problems of `papers.ramsis` that several tests solve."""
 
 from ray_slo.core.profiles import LatencyProfile
-from ray_slo.planning.ramsis import Problem
+from ray_slo.papers.ramsis import Problem
 
 FAST = ("fast", 60.0, LatencyProfile.linear(0.006, 0.012, 16))
 

@@ -16,9 +16,9 @@ from ray_slo.cli import _describe
 from ray_slo.core.documents import read_yaml
 from ray_slo.core.profiles import LatencyProfile, load_profiles, save_profiles
 from ray_slo.load.workload import Recorded
+from ray_slo.papers.ramsis.spec import SolveSpec
+from ray_slo.papers.ramsis.table import PolicySet
 from ray_slo.planning.catalogue import load_catalogue
-from ray_slo.planning.ramsis.spec import SolveSpec
-from ray_slo.planning.ramsis.table import PolicySet
 from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.simulation.application_spec import ApplicationSpec
 from ray_slo.simulation.report import Report

@@ -13,7 +13,7 @@ from ray_slo.cli import _describe, app
 from ray_slo.cli._output import in_document
 from ray_slo.core.documents import read_yaml
 from ray_slo.core.text import quoted
-from ray_slo.planning.ramsis.spec import SolveSpec
+from ray_slo.papers.ramsis.spec import SolveSpec
 from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.errors import ConfigError
 from ray_slo.simulation.application_spec import ApplicationSpec

@@ -187,8 +187,9 @@ async def test_what_was_made_is_counted_for_the_planner(running):
     finished = [("f", {"spell": 2}), ("s", {}), ("s", {}), ("f", {"spell": 0})]
     assert said == [("finished", *one) for one in finished]
     rest = [seen for seen in demand.seen if seen not in said]
-    one, word = [("arrived", "p", 1), ("sized", "find", 1)], [("sized", "spell", 1)]
-    assert rest == [*one, *word * 2, *one]
+    came = [("arrived", "p", 1), ("waits", "p", 1), ("sized", "find", 1)]
+    word, answered = ("sized", "spell", 1), ("waits", "p", -1)
+    assert rest == [*came, word, word, answered, *came, answered]
 
 
 @in_loop

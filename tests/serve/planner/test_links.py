@@ -256,6 +256,8 @@ def test_a_frontend_counts_and_reminds_a_new_planner(monkeypatch):
         reporter.sized("det", 1)
         reporter.sized("det", 7)
         reporter.bad("pipeline", 2)
+        reporter.waits("pipeline@gold", 3)
+        reporter.waits("pipeline@gold", -1)
         reporter.finished("det", {"name": 3})
         reporter.finished("large")
         reporter.tune({"budget_per_hour": 2})
@@ -275,6 +277,7 @@ def test_a_frontend_counts_and_reminds_a_new_planner(monkeypatch):
         {"det": {"name": 3}},
         {"det": {1: 1, 7: 1}},
         {"pipeline": 2},
+        {"pipeline@gold": 2},
     )
     assert planned[:2] == [Plans("e", 2), Plans()]
     first = link.heard[0]._replace(at=0.0)
