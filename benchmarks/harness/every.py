@@ -11,7 +11,7 @@ import argparse
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ def every(parser: argparse.ArgumentParser, args: Sequence[str] | None) -> None:
     waiting = chosen
     if options.save and not options.quick:
         waiting = [p for p in chosen if not is_saved(p, options.seed)]
-    waiting = in_order(waiting, options.quick)
+    waiting = sorted(waiting, key=lambda p: expected_s(p, options.quick))
     print(f"{len(waiting)} programs to run, {len(chosen) - len(waiting)} saved from this code")
     flags = ["--seed", str(options.seed)]
     flags += ["--quick"] * options.quick + ["--save"] * options.save
@@ -81,11 +81,6 @@ def is_saved(program: Program, seed: int = 0) -> bool:
     if run is None or run["quick"] or run["seed"] != seed or run.get("options"):
         return False
     return bool(run.get("code") == code_of(program.module))
-
-
-def in_order(programs: Iterable[Program], quick: bool) -> list[Program]:
-    """Sort programs by the time that they are expected to take, the shortest first."""
-    return sorted(programs, key=lambda program: expected_s(program, quick))
 
 
 def expected_s(program: Program, quick: bool) -> float:

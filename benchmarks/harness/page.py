@@ -108,14 +108,10 @@ def _program(program: Program, run: dict[str, Any] | None) -> str:
     if old := age(run, program.module):
         how[-1] += f", **{old}**"
     if "cores" in run:
-        how += [f"{run['cores']} cores, Python {run['python']}", _took(name, run)]
+        live = name.startswith("live-")
+        took = f"{number(run['wall_s'])} s" if live else f"{number(run['cpu_s'])} s of CPU"
+        how += [f"{run['cores']} cores, Python {run['python']}", took]
     return "\n".join([*parts, " · ".join(how) + "\n", *tables_of(run["rows"])])
-
-
-def _took(name: str, run: dict[str, Any]) -> str:
-    if name.startswith("live-"):
-        return f"{number(run['wall_s'])} s"
-    return f"{number(run['cpu_s'])} s of CPU"
 
 
 def tables_of(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,10 @@ def demo(rows: Sequence[dict[str, Any]]) -> str:
     """Return the paragraph and the table about the first run."""
     setting: dict[str, float] = {}
     lines: list[tuple[str, str, dict[str, float | None]]] = []
-    for label, found in _labelled(rows):
+    for title, label, of_case in titled((row["case"], row) for row in rows):
+        if title != RUN:
+            continue
+        found = {row["metric"]: row["ours"] for row in of_case}
         if label == "setting":
             setting = {name: value or 0.0 for name, value in found.items()}
         else:
@@ -40,14 +43,6 @@ def demo(rows: Sequence[dict[str, Any]]) -> str:
         f"Tuned plain Serve\nheld {setting['tuned plain Serve holds']:.0f} requests/s. "
         f"In time, over the whole run and against it: {' and '.join(ahead)}.\n\n" + _table(lines)
     )
-
-
-def _labelled(
-    rows: Sequence[dict[str, Any]],
-) -> Iterator[tuple[str, dict[str, float | None]]]:
-    for title, label, of_case in titled((row["case"], row) for row in rows):
-        if title == RUN:
-            yield label, {row["metric"]: row["ours"] for row in of_case}
 
 
 def _table(lines: Sequence[tuple[str, str, dict[str, float | None]]]) -> str:

@@ -48,7 +48,7 @@ def run(quick: bool, seed: int) -> list[Row]:
             label = f"{model}, space of {found.space} · {name}"
             rows += [
                 Row(label, "evaluations", "", float(len(found.evaluated))),
-                Row(label, "evaluated", "% of the space", 100 * found.share),
+                Row(label, "evaluated", "% of the space", 100 * len(found.evaluated) / found.space),
             ]
         loss = 100 * (1 - plus.throughput / certain.throughput)
         limits = {"requests": how["requests"], "seed": seed}

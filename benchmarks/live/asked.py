@@ -190,9 +190,6 @@ class Seen:
             ],
         )
 
-    def to_json(self) -> dict[str, Any]:
-        return vars(self)
-
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Seen:
         counters = {name: Counter(data[name]) for name in ("reasons", "releases")}

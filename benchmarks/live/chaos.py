@@ -323,4 +323,4 @@ def struck(mode: str, quick: bool, seed: int, names: list[str], folder: str) -> 
 if __name__ == "__main__":
     mode, file, quick, seed, names, folder = sys.argv[1:]
     found = struck(mode, quick == "1", int(seed), names.split(","), folder)
-    Path(file).write_text(json.dumps([seen.to_json() for seen in found]))
+    Path(file).write_text(json.dumps([vars(seen) for seen in found]))

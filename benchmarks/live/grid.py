@@ -82,14 +82,18 @@ class Answered:
 class Driver(Frontend):
     """A frontend that makes its own requests, without clients."""
 
-    async def drive(self, arrivals: Mapping[str, list[float]]) -> list[Answered]:
-        """Send all requests, and return what became of them when all have ended."""
+    async def drive(self, arrivals: Mapping[str, list[float]], **options: Any) -> list[Answered]:
+        """Send all requests, and return what became of them when all have ended.
+
+        Args:
+            **options: more arguments of each request.
+        """
         loop = asyncio.get_running_loop()
         start = loop.time()
 
         async def one(at: float, model: str) -> Answered:
             try:
-                answer = await self(0, model=model, response_metadata=True)
+                answer = await self(0, model=model, response_metadata=True, **options)
             except SLOError:
                 return Answered(at, model, False, False, loop.time() - start - at)
             latency_s = loop.time() - start - at

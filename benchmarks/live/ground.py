@@ -137,16 +137,13 @@ class Ground:
         return self.pids(f"{WORKERS}{self.rng.choice(busy)}")[0]
 
     def deploy(self, app: Any) -> None:
+        """Deploy the application that `build_app` makes of arguments, or Serve's own."""
         from ray import serve
 
-        serve.run(self.built(app), name=APP, route_prefix="/")
-
-    @staticmethod
-    def built(app: Any) -> Any:
-        """Return the application that `build_app` makes of arguments; or Serve's as it is."""
         from ray_slo.serve import build_app
 
-        return build_app(app) if isinstance(app, dict) else app
+        built = build_app(app) if isinstance(app, dict) else app
+        serve.run(built, name=APP, route_prefix="/")
 
     def settle(self, within_s: float = 60.0) -> None:
         """Wait until all replicas run, and the scheduler knows all workers."""

@@ -39,7 +39,7 @@ from benchmarks.live.ground import (
     strike,
 )
 from benchmarks.live.modes import result_of
-from ray_slo.serve.proxy.bounds import PROXY_CALLBACK_ENV
+from ray_slo.serve.deadlines import PROXY_CALLBACK_ENV
 from ray_slo.serve.ray_private.actors import NAMESPACE
 
 SLO_S, RATE = 0.4, 30.0
@@ -292,7 +292,7 @@ def seen_of(mode: str, quick: bool, seed: int, names: Sequence[str], folder: str
         except subprocess.CalledProcessError:  # its error is printed; the other faults go on
             print(f"{mode}, {name}: not run, see above", file=sys.stderr, flush=True)
             fault = {**FAULTS, **PEERS}[name].fault
-            found.append(Seen(f"{fault.says}, not run", math.nan, 0, recovery_s=None).to_json())
+            found.append(vars(Seen(f"{fault.says}, not run", math.nan, 0, recovery_s=None)))
     return [Seen.from_json(one) for one in found]
 
 
@@ -365,4 +365,4 @@ def move_planner(ground: Ground, node: int) -> None:
 if __name__ == "__main__":
     mode, file, quick, seed, name, folder, apart = sys.argv[1:]
     seen = struck(mode, quick == "1", int(seed), name, folder, apart == "1")
-    Path(file).write_text(json.dumps([seen.to_json()]))
+    Path(file).write_text(json.dumps([vars(seen)]))

@@ -118,7 +118,6 @@ class Glance:
     """The plan and the workers at one time. `variants`: number of workers that serve each."""
 
     at_s: float
-    demand: float
     wanted: int
     running: int
     variants: Counter[str] = field(default_factory=Counter)
@@ -127,7 +126,7 @@ class Glance:
 def run(quick: bool, seed: int) -> list[Row]:
     from ray_slo.demo.systems import APP, local_serve, running
 
-    with local_serve(), running(application(3.0 if quick else 12.0)):
+    with local_serve(), running(pipeline(3.0 if quick else 12.0).bind()):
         from ray import serve
 
         handle = serve.get_app_handle(APP)
@@ -154,12 +153,8 @@ def run(quick: bool, seed: int) -> list[Row]:
     )
 
 
-def application(profile_seconds: float) -> Any:
-    """Return the pipeline with all variants, planned every `INTERVAL_S`."""
-    return pipeline(profile_seconds).bind()
-
-
 def pipeline(profile_seconds: float) -> Any:
+    """Return the pipeline with all variants, planned every `INTERVAL_S`."""
     import ray_slo
     from deployments import ocr
     from deployments.ocr.app import measured
@@ -229,7 +224,7 @@ def problem_of(known: dict[str, LatencyProfile]) -> loki.Problem:
         demand=1.0,
         workers=WORKERS,
         slo_s=CLIENT_SHARE * SLO_S,
-        path_accuracies=tasks.measured_paths,
+        path_accuracies={tuple(p.split("/")): a for p, a in tasks.path_accuracies.items()},
         swap_cost=SWAP_COST,
         **PLANNING,
     )
@@ -296,8 +291,7 @@ async def drive(
             plan = (await handle.slo_status.remote())["plan"]
             serving = Counter(v for w in plan["workers"].values() for v in w["assigned"])
             (wanted,), (there,) = plan["targets"].values(), plan["running"].values()
-            demand = plan["demand"]
-            glances.append(Glance(calls.now_s, demand, wanted or there, there, serving))
+            glances.append(Glance(calls.now_s, wanted or there, there, serving))
         return glances
 
     due = zip(times.tolist(), which.tolist(), strict=True)
@@ -326,7 +320,7 @@ def simulated(known: dict[str, LatencyProfile], times: np.ndarray[Any, Any]) -> 
     case = "as simulated"
     return [
         Row(case, "accuracy", "%", report.accuracy()),
-        Row(case, "violations", "%", 100 * report.violation_ratio()),
+        Row(case, "violations", "%", 100 * report.bad_rate()),
         Row(case, "workers", "", report.workers_used()),
     ]
 

@@ -4,8 +4,8 @@ All times are ten times those of the paper. Stream A sends 1024 requests at once
 (ResNet18 in Table 4), 50 ms after the start and then every 1.2 s. Stream B sends a request every
 10 ms to a slow model (ResNet269). One such request alone takes 786 ms, and the SLO is 900 ms.
 Frontend, scheduler and worker are those of any application. Only the clients differ: the frontend's
-process makes the requests itself (`Driver`). On this machine, 1024 calls from outside would take
-longer than the SLO.
+process makes the requests itself (`Driver` of `live.grid`). On this machine, 1024 calls from
+outside would take longer than the SLO.
 
 * asleep: models that sleep ten times as long as Table 4 says. A batch has 50 steps with
   `ray_slo.checkpoint()` between them.
@@ -24,25 +24,19 @@ column *simulated* here.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from benchmarks.harness.rows import Row
-from benchmarks.live.load import bunches
+from benchmarks.live.grid import driven
 from benchmarks.shepherd.fig11 import BURST, PERIOD_S, TABLE_4_MS, run_streams
 from benchmarks.shepherd.two_streams import streams
 from ray_slo.core import LatencyProfile
 from ray_slo.core.profiles import save_profiles
-from ray_slo.errors import SLOError
-from ray_slo.load.drive import paced
 from ray_slo.policies import make_policy
-from ray_slo.serve.frontend.frontend import Frontend
 
 SOURCE = "SHEPHERD §7.2, Figure 11"
 ASKED = [
@@ -92,29 +86,6 @@ class Network:
             for _ in range(self._passes):
                 classes: list[Any] = self.network(self._pictures[: len(items)]).argmax(1).tolist()
         return classes
-
-
-class Driver(Frontend):
-    """A frontend that makes its own requests, without clients."""
-
-    async def drive(
-        self, arrivals: Mapping[str, list[float]], slo_ms: float
-    ) -> dict[tuple[str, str], int]:
-        """Send all requests; when all are answered, return their counts by (model, outcome)."""
-        counts: Counter[tuple[str, str]] = Counter()
-
-        async def one(model: str) -> None:
-            try:
-                answer = await self(0, model=model, latency_slo_ms=slo_ms, response_metadata=True)
-                counts[model, "good" if answer.deadline_met else "late"] += 1
-            except SLOError as error:
-                counts[model, error.reason] += 1
-
-        async def send(at: float, models: list[str]) -> None:
-            await asyncio.gather(*(one(model) for model in models))
-
-        await paced(bunches(arrivals), send)
-        return dict(counts)
 
 
 def run(quick: bool, seed: int) -> list[Row]:
@@ -181,7 +152,10 @@ def _compare(
                 total: Counter[tuple[str, str]] = Counter()
                 for _ in range(repeats):
                     arrivals = streams(*models, length, scale)
-                    total.update(handle.drive.remote(arrivals, scale * SLO_MS).result())
+                    slo = {"latency_slo_ms": scale * SLO_MS}
+                    for a in handle.drive.remote(arrivals, **slo).result():
+                        outcome = "good" if a.in_time else "late" if a.is_answered else "refused"
+                        total[a.model, outcome] += 1
                 status = handle.slo_status.remote().result()
                 count = status["counts"]["preempted"] - sum(
                     n for (_, p), n in preempted.items() if p == policy
@@ -220,8 +194,6 @@ def _compare(
 
 
 def _application(models: dict[str, dict[str, Any]], kwargs: dict[str, Any]) -> Any:
-    from ray_slo.serve.app import build
-
     bounds = {"RN18": MAX_BATCH, "RS269": 4}
     spec = {
         "models": {
@@ -236,8 +208,7 @@ def _application(models: dict[str, dict[str, Any]], kwargs: dict[str, Any]) -> A
         "max_queued_requests": 1_000_000,
         "profile_seconds": 20.0,
     }
-    with mock.patch.object(build, "Frontend", Driver):
-        return build.build_app(spec)
+    return driven(spec)
 
 
 def _simulated(kwargs: dict[str, Any], first: bool) -> float:

@@ -31,7 +31,6 @@ import numpy as np
 
 from benchmarks.harness.rows import Row
 from benchmarks.live.grid import Answered, driven
-from benchmarks.live.load import learned
 from ray_slo.core import Cluster, DispatchDelay, LatencyProfile, Model, Variant, Worker
 from ray_slo.core.trees import Tree, TreeTask
 from ray_slo.planning import auto
@@ -447,14 +446,11 @@ def tried(
 
 def known(status: Mapping[str, Any]) -> dict[str, LatencyProfile]:
     """Return the profiles that the schedulers use, by "variant@kind"."""
-    of_groups = [group for group in status.get("groups", {}).values() if "profiles" in group]
-    found: dict[str, LatencyProfile] = {}
-    for part in [status, *of_groups]:
-        for name in part.get("profiles", {}):
-            variant, _, kind = name.partition("@")
-            one = {"profiles": {name: part["profiles"][name]}}
-            found[f"{variant}@{kind}"] = learned(one)[variant]
-    return found
+    return {
+        name: LatencyProfile.from_json(profile)
+        for part in (status, *status.get("groups", {}).values())
+        for name, profile in part.get("profiles", {}).items()
+    }
 
 
 def recorded_of(

@@ -50,7 +50,6 @@ WARMUP_S = 8.0
 class Measured:
     """The outcome of one system under one load."""
 
-    rate: float
     requests: pd.DataFrame  # those after the warm-up
     executed: pd.DataFrame  # (variant, batch_size, exec_s) of every answer
     told: dict[str, LatencyProfile]  # the policy's profiles at the end, by variant
@@ -115,7 +114,6 @@ def run(quick: bool, seed: int) -> list[Row]:
                     )
                     status = handle.slo_status.remote().result()
                     runs[rate, system] = Measured(
-                        rate,
                         result.measured,
                         result.requests.loc[result.requests["status"].isin(("ok", "late"))],
                         learned(status),

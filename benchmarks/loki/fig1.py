@@ -80,7 +80,7 @@ def _point(asked: loki.Problem, demand: float, simulated: bool) -> list[Row]:
         )
         rows += [
             Row(case, "accuracy, simulated", "%", report.accuracy()),
-            Row(case, "in time, simulated", "%", 100 * (1 - report.violation_ratio())),
+            Row(case, "in time, simulated", "%", 100 * (1 - report.bad_rate())),
         ]
     return rows
 

@@ -87,7 +87,7 @@ def run(quick: bool, seed: int) -> list[Row]:
         case = f"next {SWAPS} points, three tasks, ours · {name}"
         rows += [
             Row(case, "swaps", "", float(report.plans.swaps.sum())),
-            Row(case, "violations", "%", 100 * report.violation_ratio()),
+            Row(case, "violations", "%", 100 * report.bad_rate()),
             Row(case, "accuracy", "%", report.accuracy()),
         ]
     return rows

@@ -24,7 +24,7 @@ from benchmarks.harness.plots import plot_bars
 from benchmarks.harness.rows import Row
 from benchmarks.loki.data import CARS, FACES, trace, traffic
 from benchmarks.loki.systems import Day, problem
-from ray_slo.simulation import PipelineReport
+from ray_slo.simulation import ApplicationReport
 
 SOURCE = "Loki §6.3, Figure 7"
 STEP_S, EVERY, QUICK = 4.0, 2, slice(195, 200)
@@ -50,7 +50,7 @@ def run(quick: bool, seed: int) -> list[Row]:
     return rows
 
 
-def _rows(case: str, report: PipelineReport) -> list[Row]:
+def _rows(case: str, report: ApplicationReport) -> list[Row]:
     frames = report.requests
     lost = frames[frames.outcome == "dropped"]
     first = int((lost.dropped_at == report.meta["tasks"][0]).sum())

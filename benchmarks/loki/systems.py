@@ -28,6 +28,7 @@ from ray_slo.planning.brains.auto import AutoBrain
 from ray_slo.planning.result import Infeasible
 from ray_slo.simulation import ApplicationReport, Trace, Workload, simulate_application
 from ray_slo.simulation.application import auto_brain
+from ray_slo.simulation.frames import frame
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -101,27 +102,47 @@ class Day:
         )
 
     def windows(self, report: ApplicationReport) -> pd.DataFrame:
-        """Return `PipelineReport.windows` with the trace's least and largest rate, and the phase.
+        """Return the windows of a run with the trace's least and largest rate, and the phase.
 
         The phase of a window says whether hardware scaling alone suffices for its rates.
         """
-        windows = report.windows(WINDOW_S)
-        windows["workers"] -= self.unseen
+        made = windows(report, WINDOW_S)
+        made["workers"] -= self.unseen
         rates = np.array(self.rates)
-        begin = (windows.begin_s / self.step_s + 1e-9).astype(int)
+        begin = (made.begin_s / self.step_s + 1e-9).astype(int)
         end = np.minimum(
-            np.ceil((windows.begin_s + WINDOW_S) / self.step_s - 1e-9).astype(int), len(rates)
+            np.ceil((made.begin_s + WINDOW_S) / self.step_s - 1e-9).astype(int), len(rates)
         )
         parts = [rates[b:e] for b, e in zip(begin, end, strict=True)]
-        windows["least"] = [p.min() for p in parts]
-        windows["most"] = [p.max() for p in parts]
+        made["least"] = [p.min() for p in parts]
+        made["most"] = [p.max() for p in parts]
         hardware = loki.capacity(self.problem, most_accurate=True)
-        windows["phase"] = np.select(
-            [windows.most <= planned_for(self.problem, hardware), windows.least >= hardware],
+        made["phase"] = np.select(
+            [made.most <= planned_for(self.problem, hardware), made.least >= hardware],
             ["hardware scaling", "accuracy scaling"],
             "between",
         )
-        return windows
+        return made
+
+
+def windows(report: ApplicationReport, window_s: float) -> pd.DataFrame:
+    """Return one row per window of a run: begin_s, demand (arrivals per second), violation_ratio,
+    accuracy, workers (mean), busy (mean)."""
+    duration = float(report.meta["duration_s"])
+    rows = []
+    for i in range(math.ceil(duration / window_s - 1e-9)):
+        begin, end = i * window_s, min((i + 1) * window_s, duration)
+        rows.append(
+            {
+                "begin_s": begin,
+                "demand": report.count(None, begin, end) / (end - begin),
+                "violation_ratio": report.bad_rate(begin, end),
+                "accuracy": report.accuracy(begin, end),
+                "workers": report.workers_used(begin, end),
+                "busy": report.busy(begin, end),
+            }
+        )
+    return frame(rows)
 
 
 def problem(tasks: tuple[loki.Task, ...], seed: int, **fields: Any) -> loki.Problem:

@@ -86,7 +86,6 @@ class Outcome:
     Attributes:
         ours, named: values under the default policy, and under the best that a user might name.
         hand: value of the best split.
-        says: the best split in words.
         refused: why ours does not serve the case; empty if it does.
     """
 
@@ -94,7 +93,6 @@ class Outcome:
     ours: float
     named: float
     hand: float
-    says: str
     refused: str = ""
     expected_bad: float = 0.0
     bad: float = 0.0
@@ -135,14 +133,14 @@ def measure(features: Sequence[str], quick: bool, seed: int) -> Outcome:
     try:
         runs = [one_system(case, policy, seed) for policy in policies(case)]
     except ValueError as error:
-        return Outcome(case.name, 0.0, 0.0, 0.0, "", str(error))
+        return Outcome(case.name, 0.0, 0.0, 0.0, str(error))
     first = runs[0]
     used: Mapping[str, float] | None = None
     if AUTOSCALING in features:
         hours = duration_s / 3600
         used = {k.name: first.worker_hours(kind=k.name) / hours for k in case.problem.kinds}
     hand = Hand(case, seed)
-    best = max((hand.best(pool) for pool in pools(case, used)), key=lambda split: split.value)
+    best = max(hand.best(pool) for pool in pools(case, used))
     table = first.expected
     expected = float(
         (table.expected_bad.astype(float) * table.requests).sum() / table.requests.sum()
@@ -151,8 +149,7 @@ def measure(features: Sequence[str], quick: bool, seed: int) -> Outcome:
         case.name,
         first.value(),
         max(run.value() for run in runs),
-        best.value,
-        best.says,
+        best,
         expected_bad=expected,
         bad=first.bad_rate(),
     )

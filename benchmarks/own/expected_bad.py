@@ -20,8 +20,7 @@ from concurrent.futures import ProcessPoolExecutor
 import numpy as np
 
 from benchmarks.harness.rows import Row
-from benchmarks.own.applications import SPEEDS, capacity
-from ray_slo.core.profiles import LatencyProfile
+from benchmarks.own.applications import capacity, networks
 from ray_slo.core.trees import Tree, TreeTask
 from ray_slo.planning import auto
 from ray_slo.simulation import Gamma, Poisson, Workload, simulate_application
@@ -31,7 +30,6 @@ ASKED = [
     ("expected", "close", "≥", 90, "of few workers, each may be busy with a batch of another model")
 ]
 PROBLEMS, QUICK = 48, 4
-LARGEST = 32
 SHAPE = 0.3
 FACTOR, POINTS = 2.0, 0.02
 SLOS, REQUESTS, MOST = 30, 4_000, 35_000
@@ -44,26 +42,8 @@ def problem(rng: np.random.Generator) -> tuple[auto.Problem, dict[str, float]]:
     models = []
     for i in range(tasks):
         alpha_ms, beta_ms = rng.uniform(20, 100), rng.uniform(80, 480)
-        models.append(
-            auto.Model(
-                f"m{i}",
-                tuple(
-                    auto.Variant(
-                        f"m{i}{'lms'[j]}",
-                        90.0 - 8 * j - i,
-                        {
-                            "k": LatencyProfile(
-                                [
-                                    speed * (alpha_ms * b + beta_ms) / 1e3
-                                    for b in range(1, LARGEST + 1)
-                                ]
-                            )
-                        },
-                    )
-                    for j, speed in enumerate(SPEEDS[:variants])
-                ),
-            )
-        )
+        accuracies = [90.0 - 8 * j - i for j in range(variants)]
+        models.append(networks(f"m{i}", alpha_ms, beta_ms, accuracies, {"k": 1.0}))
     trees = _trees(models, str(rng.choice(["chain", "fork", "apart"])), rng)
     made = auto.Problem(tuple(models), trees, {}, (auto.Kind("k", workers, workers),))
     load = rng.uniform(0.5, 1.2) / len(trees)

@@ -60,25 +60,6 @@ class SetUp:
     loki: bool = False
     sized: bool = True
 
-    def __str__(self) -> str:
-        name = "loki" if self.loki else self.policy
-        return name + (
-            "" if self.variant is None else f" ({['large', 'middle', 'small'][self.variant]})"
-        )
-
-
-@dataclass
-class Split:
-    """A split of a pool, with the best set-up for each part.
-
-    Attributes:
-        value: mean accuracy over all requests, where those not answered in time count 0.
-        says: the split in words.
-    """
-
-    value: float
-    says: str
-
 
 @dataclass
 class Hand:
@@ -86,27 +67,29 @@ class Hand:
 
     case: Application
     seed: int
-    runs: int = 0
     known: dict[Any, float] = field(default_factory=dict)
 
-    def best(self, pool: Mapping[str, int]) -> Split:
-        """Return the best split of this number of workers of each kind."""
+    def best(self, pool: Mapping[str, int]) -> float:
+        """Return the value of the best split of this number of workers of each kind.
+
+        It is the mean accuracy over all requests, where those not answered in time count 0.
+        """
         grouped = GROUPS in self.case.features
         splits = (
             self._of_groups(parts, pool) if grouped else self._climb(parts, pool)
             for parts in self._partitions()
         )
-        return max(splits, key=lambda split: split.value)
+        return max(splits)
 
-    def _of_groups(self, parts: Parts, pool: Mapping[str, int]) -> Split:
-        """Return the best split in which each part gets whole groups."""
+    def _of_groups(self, parts: Parts, pool: Mapping[str, int]) -> float:
+        """Return the value of the best split in which each part gets whole groups."""
         of = {g: tuple((k, n) for k, n in pool.items() if k.endswith(g) and n) for g in "ab"}
         deals = (
             ([of[g]] for g in "ab") if len(parts) == 1 else ([of["a"], of["b"]], [of["b"], of["a"]])
         )
-        return max((self._split(parts, deal) for deal in deals), key=lambda split: split.value)
+        return max(self._split(parts, deal) for deal in deals)
 
-    def _climb(self, parts: Parts, pool: Mapping[str, int]) -> Split:
+    def _climb(self, parts: Parts, pool: Mapping[str, int]) -> float:
         """Start with equal shares, and move workers as long as that improves the value."""
         dealt = [dict.fromkeys(pool, 0) for _ in parts]
         for k, n in pool.items():
@@ -123,22 +106,17 @@ class Hand:
                 moved[giver][k] -= step
                 moved[taker][k] += step
                 split = self._split(parts, [_workers(deal) for deal in moved])
-                if split.value > found.value:
+                if split > found:
                     found, chosen = split, moved
-            if found is best:
+            if found == best:
                 break
             best, dealt = found, chosen
         return best
 
-    def _split(self, parts: Parts, dealt: Sequence[Workers]) -> Split:
-        """Return the split of these parts on these workers."""
-        found = [self._best_of(p, a) for p, a in zip(parts, dealt, strict=True)]
+    def _split(self, parts: Parts, dealt: Sequence[Workers]) -> float:
+        """Return the value of the split of these parts on these workers."""
         total = sum(len(w.arrivals.times_s) for w in self.case.workloads.values())  # type: ignore[union-attr]
-        says = "; ".join(
-            f"{' + '.join(p)} on {' and '.join(f'{n} {k}' for k, n in a)}: {how}"
-            for p, a, (_, how) in zip(parts, dealt, found, strict=True)
-        )
-        return Split(sum(worth for worth, _ in found) / total, says)
+        return sum(self._best_of(p, a) for p, a in zip(parts, dealt, strict=True)) / total
 
     def _partitions(self) -> Iterator[Parts]:
         """Yield the ways to divide the roots: each root alone, or all models together."""
@@ -148,12 +126,11 @@ class Hand:
         if len(models) > 1:
             yield (models, *((r,) for r in roots if r == "photo"))
 
-    def _best_of(self, part: tuple[str, ...], workers: Workers) -> tuple[float, SetUp | None]:
-        """Return the value of a part, summed over its requests, and the set-up that reaches it."""
+    def _best_of(self, part: tuple[str, ...], workers: Workers) -> float:
+        """Return the value of a part under its best set-up, summed over its requests."""
         if not workers:
-            return 0.0, None
-        found = [(self._worth(part, workers, s), s) for s in self._promising(part)]
-        return max(found, key=lambda f: f[0])
+            return 0.0
+        return max(self._worth(part, workers, s) for s in self._promising(part))
 
     def _promising(self, part: tuple[str, ...]) -> list[SetUp]:
         """Return the best set-up on an even share of the pool; the two best for the only part."""
@@ -193,7 +170,6 @@ class Hand:
     def _worth(self, part: tuple[str, ...], workers: Workers, setup: SetUp) -> float:
         key = part, workers, setup
         if key not in self.known:
-            self.runs += 1
             self.known[key] = self._run(part, workers, setup)
         return self.known[key]
 

@@ -57,7 +57,7 @@ class ProteusBrain(AutoBrain):
         super().counted(now, over_s, counts)
         for task in self._setting.problem.trees[0].order:
             made = (n.get(task.name, 0) for n in counts.made.values())
-            came = counts.total if task.parent is None else sum(made)
+            came = sum(counts.requests.values()) if task.parent is None else sum(made)
             self._arrived[task.name].counted(now, over_s, came)
 
     @property

@@ -35,8 +35,7 @@ from benchmarks.symphony.fig9 import largest
 from benchmarks.zoos import ZooModel, load
 from ray_slo.core import BatchOutcome, Cluster, Decision, Dispatch, Drop, Policy, Request, WorkerId
 from ray_slo.policies import make_policy
-from ray_slo.simulation import Workload, simulate
-from ray_slo.simulation.workloads import changing_rates
+from ray_slo.simulation import Trace, Workload, simulate
 
 SOURCE = "Symphony §3.5, §5.7, Figure 15"
 ASKED = [
@@ -214,6 +213,31 @@ def least_gpus(models: Sequence[ZooModel], rates: dict[str, list[float]]) -> np.
     return total
 
 
+def changing_rates(
+    models: Sequence[str],
+    periods: int,
+    mean_rate: float,
+    rng: np.random.Generator,
+    swing: float = 0.8,
+) -> dict[str, list[float]]:
+    """Return rates per period that rise and fall slowly, by model.
+
+    The logarithm of a model's rate is a sum of waves of 1, 2 and 4 cycles with random phases and
+    falling amplitudes. It replaces the unpublished video workload of Symphony §5.7.
+
+    Args:
+        mean_rate: of all models together, requests per second, over all periods.
+        swing: amplitude of the slowest wave; 0 for constant rates.
+    """
+    cycles = np.array([1, 2, 4])
+    phase = rng.random((len(models), 1, 3))
+    at = (np.arange(periods) / periods)[None, :, None]
+    waves = np.sin(2 * np.pi * (cycles * at + phase)) / cycles
+    weights = np.exp(swing * waves.sum(axis=2)) * rng.exponential(size=(len(models), 1))
+    rates = mean_rate * weights / weights.sum(axis=0).mean()
+    return {m: row.tolist() for m, row in zip(models, rates, strict=True)}
+
+
 def run(quick: bool, seed: int) -> list[Row]:
     gpus, periods = (QUICK_GPUS, 8) if quick else (GPUS, 30)
     zoo = list(load("symphony_1080ti").values())
@@ -223,6 +247,7 @@ def run(quick: bool, seed: int) -> list[Row]:
     factor = gpus / least_gpus(models, rates).max()
     rates = {m: [factor * r for r in of] for m, of in rates.items()}
     least = least_gpus(models, rates)
+    workload = Workload(arrivals={m: Trace(rates=r, interval_s=PERIOD_S) for m, r in rates.items()})
     most = gpus + gpus // 2
 
     rows: list[Row] = []
@@ -238,7 +263,7 @@ def run(quick: bool, seed: int) -> list[Row]:
                 follow=follow,
             )
             cluster = Cluster.uniform([m.model() for m in models], most)
-            report = simulate(host, cluster, Workload.changing(rates, PERIOD_S), seed=seed)
+            report = simulate(host, cluster, workload, seed=seed)
             samples = host.samples
             if name == next(iter(POLICIES)):
                 rows += _over_time(f"{name}, advice {mode}", samples, least)

@@ -98,7 +98,14 @@ def _planned(problem: partition.Problem, limit_s: float) -> list[float]:
     plan = partition.plan(replace(problem, time_limit_s=limit_s))
     took = time.process_time() - began
     assert isinstance(plan, partition.Plan), plan.reason
-    return [plan.load_imbalance, plan.memory_imbalance, took]
+    return [*imbalances(plan), took]
+
+
+def imbalances(plan: partition.Plan) -> list[float]:
+    """Return (max − min) / average of the rates, and of the static memory, of the sub-clusters."""
+    rates = [s.rate for s in plan.sub_clusters]
+    statics = [s.static_mb for s in plan.sub_clusters]
+    return [float(np.ptp(a) / np.mean(a)) for a in (rates, statics)]
 
 
 def random_solver(

@@ -20,8 +20,8 @@ from ray_slo.core.text import text_of
 
 # One module per command, each with `register(app)`.
 COMMANDS = (
-    *("new", "run", "simulate", "plan", "profile", "solve", "policy", "bench", "status", "top"),
-    *("replay", "report", "dashboards", "demo", "docs"),
+    *("new", "check", "run", "simulate", "plan", "profile", "solve", "policy", "bench"),
+    *("status", "top", "replay", "report", "dashboards", "demo", "docs"),
 )
 
 

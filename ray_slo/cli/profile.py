@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from ray_slo.cli._output import (
     table,
     will_write,
 )
-from ray_slo.core.explain import placed
+from ray_slo.cli.check import applications
 from ray_slo.core.files import whole
 from ray_slo.core.names import listed
 from ray_slo.core.text import quoted
@@ -106,22 +106,18 @@ def profile(
     will_write("--out", out)
     will_write("--plot", plot, PICTURES)
     from ray_slo.core.profiles import save_profiles
-    from ray_slo.models.profiling import metadata
+    from ray_slo.models.profiling import metadata, profile_class, profile_class_preemption
 
-    settings = _Settings(
-        max_batch,
-        quantile,
-        {
-            "budget_s": seconds,
-            "threads": threads,
-            "example": None if input is None else _read(input),
-        },
-        None if bound_ms is None else bound_ms / 1e3,
-        preemption,
-        exit_points or None,
-    )
+    measuring: dict[str, Any] = {
+        "budget_s": seconds,
+        "threads": threads,
+        "example": None if input is None else _read(input),
+    }
+    bound_s = None if bound_ms is None else bound_ms / 1e3
+    sweep = partial(profile_class, max_batch_size=max_batch, bound_s=bound_s, **measuring)
+    stop = partial(profile_class_preemption, candidates=exit_points or None, **measuring)
     targets = _targets(target, key_values("--arg", arg), variant)
-    found = _measure(targets, settings)
+    found = _measure(targets, quantile, sweep, stop if preemption else None)
     about = metadata(quantile=quantile, threads=threads) | {"target": target}
     about["variants"] = found.about
     if found.stops:
@@ -145,25 +141,6 @@ def _read(path: Path) -> bytes:
         raise ValueError(f"--input: cannot read {str(path)!r}: {error.strerror}") from None
 
 
-@dataclass(frozen=True)
-class _Settings:
-    """Settings of the measurements.
-
-    Attributes:
-        measuring: budget_s, threads and example of both measurements.
-        bound_s: no larger batches are measured after one took this time, in seconds.
-        preemption: whether to measure preemption too.
-        exit_points: numbers of exit points to try. None: the default ones.
-    """
-
-    max_batch: int
-    quantile: float
-    measuring: Mapping[str, Any]
-    bound_s: float | None
-    preemption: bool
-    exit_points: list[int] | None
-
-
 @dataclass
 class _Measured:
     """The measurements, by variant."""
@@ -174,35 +151,36 @@ class _Measured:
     about: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
-def _measure(targets: Mapping[str, Target], settings: _Settings) -> _Measured:
+def _measure(
+    targets: Mapping[str, Target],
+    quantile: float,
+    sweep: Callable[..., Any],
+    stop: Callable[..., Any] | None,
+) -> _Measured:
+    """Measure the targets with `sweep`, and with `stop`, if any, their preemption."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from ray_slo.models.profiling import profile_class, profile_class_preemption, to_profile
+    from ray_slo.models.profiling import to_profile
 
     found = _Measured()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         for name, chosen in targets.items():
             task = progress.add_task(f"measuring {name}", total=1.0)
-            samples = found.samples[name] = profile_class(
+            samples = found.samples[name] = sweep(
                 chosen,
-                max_batch_size=settings.max_batch,
-                bound_s=settings.bound_s,
-                progress=partial(_advance, progress, task),
+                progress=lambda share, of=task: progress.update(of, completed=share),
                 about=partial(found.about.__setitem__, name),
-                **settings.measuring,
             )
             # The profile ends at the largest measured size: beyond it, a time would be a guess.
-            profile = found.profiles[name] = to_profile(samples, quantile=settings.quantile)
-            if settings.preemption:
+            profile = found.profiles[name] = to_profile(samples, quantile=quantile)
+            if stop is not None:
                 task = progress.add_task(f"stopping {name}", total=1.0)
-                found.stops[name] = profile_class_preemption(
+                found.stops[name] = stop(
                     chosen,
                     batch_sizes={1, min(8, profile.max_batch_size)},
-                    candidates=settings.exit_points,
-                    progress=partial(_advance, progress, task),
-                    **settings.measuring,
+                    progress=lambda share, of=task: progress.update(of, completed=share),
                 )
     return found
 
@@ -285,7 +263,7 @@ def _config_targets(path: Path, kwargs: dict[str, Any]) -> dict[str, Target]:
 
     found: dict[str, Target] = {}
     others: list[str] = []
-    for application in _applications(path):
+    for application in applications(path):
         given = application.get("args")
         if not isinstance(given, dict) or what_it_is(given)[0] != "args":
             what = quoted(application.get("import_path")).strip("'")
@@ -314,31 +292,6 @@ def _config_targets(path: Path, kwargs: dict[str, Any]) -> dict[str, Target]:
     return found
 
 
-def _applications(path: Path) -> list[dict[str, Any]]:
-    """The applications of a config of `serve run`, or of a RayService of KubeRay."""
-    from ray_slo.core.documents import parse_yaml, read_yaml, what_it_is
-
-    data = read_yaml(path)
-    kind, said, told = what_it_is(data)
-    if kind == "manifest" and data["kind"] == "RayService":
-        spec = data.get("spec")
-        inside = spec.get("serveConfigV2") if isinstance(spec, dict) else None
-        if isinstance(inside, str):
-            with placed(f"{path}: spec.serveConfigV2"):
-                inside = parse_yaml(inside)
-        data = inside if isinstance(inside, dict) else {}
-        said = "a RayService without a `serve run` config in spec.serveConfigV2"
-    applications = [data] if "import_path" in data else data.get("applications")
-    if not isinstance(applications, list) or not all(isinstance(a, dict) for a in applications):
-        if kind in ("", "serve"):
-            raise ValueError(f"{path}: not a `serve run` config: it has no list of applications")
-        raise ValueError(
-            f"{path}: this is {said} ({told}); wanted MODULE:CLASS, or a `serve run` config like "
-            "configs/digits.yaml"
-        )
-    return applications
-
-
 def _environment(path: Path, runtime_env: Any) -> dict[str, str]:
     """Return the environment variables that Ray would set for the application's workers."""
     given = runtime_env.get("env_vars") if isinstance(runtime_env, dict) else runtime_env
@@ -351,10 +304,6 @@ def _environment(path: Path, runtime_env: Any) -> dict[str, str]:
             f"{path}: runtime_env: got {quoted(given)}, wanted env_vars: {{NAME: text, …}}"
         )
     return given
-
-
-def _advance(progress: Any, task: Any, share: float) -> None:
-    progress.update(task, completed=share)
 
 
 def _table(
@@ -404,7 +353,7 @@ def _figures(measured: LatencyProfile, samples: dict[int, list[float]]) -> dict[
 
 
 def plot_profiles(
-    profiles: dict[str, LatencyProfile], samples: dict[str, dict[int, list[float]]] | None = None
+    profiles: dict[str, LatencyProfile], samples: dict[str, dict[int, list[float]]]
 ) -> Any:
     """Plot latency (with a dot for every sample) and throughput over the batch size."""
     from matplotlib.figure import Figure
@@ -414,7 +363,7 @@ def plot_profiles(
     for name, measured in profiles.items():
         sizes = range(1, measured.max_batch_size + 1)
         (line,) = left.plot(sizes, [1e3 * t for t in measured.table], label=name, linewidth=1.4)
-        for size, values in (samples or {}).get(name, {}).items():
+        for size, values in samples[name].items():
             ms = [1e3 * t for t in values]
             left.plot([size] * len(ms), ms, ".", color=line.get_color(), markersize=2, alpha=0.4)
         right.plot(sizes, [measured.throughput(b) for b in sizes], linewidth=1.4)

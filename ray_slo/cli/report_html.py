@@ -8,9 +8,10 @@ and can be filtered and zoomed. A page without `data` has no charts.
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 # Plots are drawn in this colour. The page replaces it by its text colour, light or dark.
 _INK = "#010203"
-_STYLE = {
+_STYLE: dict[str, object] = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
     "savefig.transparent": True,
@@ -30,6 +31,7 @@ _STYLE = {
         ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), _INK
     ),
 }
+_numbers = itertools.count(1)  # of the figures, for their ids
 
 
 @dataclass(frozen=True)
@@ -118,36 +120,20 @@ class Page:
         return target
 
 
-def style() -> dict[str, object]:
-    """Return matplotlib settings for a page's figures: `with matplotlib.rc_context(style()): …`."""
-    return dict(_STYLE)
-
-
-def svg(figure: Figure) -> str:
-    """Return the figure as inline SVG that scales with the page and has its text colour.
-
-    Make the figure inside `matplotlib.rc_context(style())`. Otherwise its text stays black.
-    """
+def svg(make: Callable[[], Figure]) -> str:
+    """Return the figure of `make` as inline SVG that scales with the page and has its text
+    colour."""
     import matplotlib
 
     buffer = io.StringIO()
-    with matplotlib.rc_context(style()):  # type: ignore[arg-type]
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    with matplotlib.rc_context(_STYLE):  # type: ignore[arg-type]
+        make().savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :].replace(_INK, "currentColor")
     # Scale by the viewBox; ids must not clash between the figures of one page.
     text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
     text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
-    return _unique_ids(text)
-
-
-_counter = 0
-
-
-def _unique_ids(text: str) -> str:
-    global _counter
-    _counter += 1
-    prefix = f"f{_counter}-"
+    prefix = f"f{next(_numbers)}-"
     text = re.sub(r'\bid="', f'id="{prefix}', text)
     text = re.sub(r'href="#', f'href="#{prefix}', text)
     return re.sub(r"url\(#", f"url(#{prefix}", text)

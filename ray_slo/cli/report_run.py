@@ -9,7 +9,7 @@ import numpy as np
 from ray_slo.cli._output import number, percent
 from ray_slo.cli.report_html import Table
 from ray_slo.cli.report_source import MOST_REQUESTS, Source, down, outcomes, rounded
-from ray_slo.cli.report_worst import WHY, explained, worst
+from ray_slo.cli.report_worst import WHY, Around, explained, worst
 
 if TYPE_CHECKING:
     from ray_slo.simulation.report import Report
@@ -34,7 +34,7 @@ def of_report(report: Report, kind: str) -> Source:
         ("idle", percent(summary["idle_fraction"])),
     ]
     notes = []
-    frame, batches = report.requests, report.batches
+    frame = report.requests
     first = 0
     if len(frame) > MOST_REQUESTS:
         first = len(frame) - MOST_REQUESTS
@@ -52,7 +52,8 @@ def of_report(report: Report, kind: str) -> Source:
         **_columns(report, first),
     }
     source = Source(f"{summary['policy']}: what it did", kind, facts, data, [], notes)
-    source.worst = [explained(report, i) for i in worst(frame, batches)]
+    around = Around(report)
+    source.worst = [explained(report, around, i) for i in worst(frame)]
     if len(report.meta["models"]) > 1:
         source.tables.append(("By model", [], _by_model(summary)))
     if refused := _refused(report):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 WHY = {reason.value: reason.why for reason in DropReason}
 
 
-def worst(frame: pd.DataFrame, batches: pd.DataFrame) -> list[int]:
+def worst(frame: pd.DataFrame) -> list[int]:
     """Return the rows of the worst requests: late, dropped and pending ones in turn, the worst of
     each first. If none was missed, return those with the least slack."""
     slack = frame["slack_s"].to_numpy()
@@ -44,7 +44,7 @@ def worst(frame: pd.DataFrame, batches: pd.DataFrame) -> list[int]:
     return found
 
 
-class _Around:
+class Around:
     """Other requests and busy workers at a time, for explanations. A query takes O(log n)."""
 
     def __init__(self, report: Report) -> None:
@@ -68,17 +68,9 @@ class _Around:
         return dict(zip(self.worker[on].tolist(), self.finish[on].tolist(), strict=True))
 
 
-def _around(report: Report) -> _Around:
-    made: _Around | None = report.__dict__.get("_around")
-    if made is None:
-        made = report.__dict__["_around"] = _Around(report)
-    return made
-
-
-def explained(report: Report, i: int) -> Details:
+def explained(report: Report, around: Around, i: int) -> Details:
     """Explain step by step what happened to one request."""
     r = report.requests.iloc[i]
-    around = _around(report)
     arrival, budget = float(r["arrival_s"]), float(r["deadline_s"] - r["arrival_s"])
 
     def at(time: float) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -102,7 +101,7 @@ def _solved(
             last = f"{found.rate:.6g}/s: {found.expected_accuracy:.2f} %"
             progress.update(task, description=f"{len(new)} tables, the last for {last}")
 
-        loads = chosen.load_arguments()
+        loads = chosen.loads.model_dump()
         tables = solve_set(problem, **loads, mapper=mapper, progress=solved, existing=kept)
     return tables, len(new)
 
@@ -135,14 +134,11 @@ def loads_table(title: str, sets: list[PolicySet]) -> RichTable:
         mix = sorted(t.variant_mix.items(), key=lambda item: -item[1])[:3]
         row = [number(t.rate, 4), number(t.expected_accuracy, 4, " %"), percent(t.violation_rate)]
         row.append(", ".join(f"{name or 'dropped'} {percent(share)}" for name, share in mix))
-        for other in map(partial(_at, t.rate), sets[1:]):
+        for tables in sets[1:]:
+            other = tables.covering(t.rate)
             row += [number(other.expected_accuracy, 4, " %"), percent(other.violation_rate)]
         rows.append(row)
     return table(title, columns, rows)
-
-
-def _at(rate: float, tables: PolicySet) -> Any:
-    return tables.covering(rate)
 
 
 def register(app: typer.Typer) -> None:

@@ -35,7 +35,11 @@ def top(
     """
 
     def read() -> Mapping[str, Mapping[str, Any]]:
-        return _over_http(url, application) if url is not None else _of_ray(address, application)
+        if url is not None:
+            return _over_http(url, application)
+        from ray_slo.serve.watch.status import read_status
+
+        return read_status(address, application)
 
     if once:
         from ray_slo.cli.top_text import console_for_tables, print_screen
@@ -51,12 +55,6 @@ def top(
     typer.echo("connecting …")  # it takes seconds
     read()  # report a wrong address before the screen is cleared
     Top(read, interval_s).run(mouse=False)
-
-
-def _of_ray(address: str, application: str | None) -> Mapping[str, Mapping[str, Any]]:
-    from ray_slo.serve.watch.status import read_status
-
-    return read_status(address, application)
 
 
 def _over_http(url: str, application: str | None) -> Mapping[str, Mapping[str, Any]]:

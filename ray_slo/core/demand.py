@@ -1,9 +1,9 @@
 """Predicts what a planner needs: the demand, and how many requests a request makes.
 
-`Demand` predicts requests per second from arrivals (Loki §4.2 uses an exponentially weighted moving
-average). `changed` says whether a plan's demand is wrong by more than chance. `Rate` combines both;
-planners use it, live and simulated. `Factors` learns multiplicative factors and branch ratios from
-what workers count. It reads no clock: the caller passes the time.
+`Rate` predicts requests per second from arrivals (Loki §4.2 uses an exponentially weighted moving
+average). `changed` says whether a plan's demand is wrong by more than chance. Planners use both,
+live and simulated. `Factors` learns multiplicative factors and branch ratios from what workers
+count. It reads no clock: the caller passes the time.
 """
 
 from __future__ import annotations
@@ -50,14 +50,22 @@ class Holt:
     Args:
         bin_s: length of the bins in which arrivals are counted, seconds.
         alpha, beta: shares of a new bin in the level, and of a new difference in the trend.
+        horizon_s: how far ahead to look, seconds: usually the planner's period.
 
     Raises:
         ValueError: an argument out of its range.
     """
 
     @checked
-    def __init__(self, bin_s: Positive = 1.0, alpha: Share = 0.3, beta: Share = 0.1) -> None:
+    def __init__(
+        self,
+        bin_s: Positive = 1.0,
+        alpha: Share = 0.3,
+        beta: Share = 0.1,
+        horizon_s: NonNegative = 0.0,
+    ) -> None:
         self._bin_s, self._alpha, self._beta = bin_s, alpha, beta
+        self._horizon_s = horizon_s
         self._end = math.nan  # of the bin that is being filled
         self._count = 0
         self._bins = 0
@@ -70,12 +78,14 @@ class Holt:
         self._close(now)
         self._count += count
 
-    def rate(self, now: float, horizon_s: float = 0.0) -> float:
-        """Requests per second, `horizon_s` from now; 0 before the first bin is over."""
+    def rate(self, now: float, horizon_s: float | None = None) -> float:
+        """Requests per second, `horizon_s` from now (default: that of the constructor); 0 before
+        the first bin is over."""
         if math.isnan(self._end):
             return 0.0
         self._close(now)
-        return max(self._level + self._trend * (horizon_s / self._bin_s), 0.0)
+        ahead_s = self._horizon_s if horizon_s is None else horizon_s
+        return max(self._level + self._trend * (ahead_s / self._bin_s), 0.0)
 
     def _close(self, now: float) -> None:
         while now >= self._end:
@@ -91,47 +101,6 @@ class Holt:
             self._end += self._bin_s
 
 
-class Demand:
-    """The demand to plan for, requests per second.
-
-    Args:
-        kind: "ewma", exponentially weighted with `window_s` as its time constant; "peak", the
-            largest mean over `window_s` of the last `hold_windows` windows; "holt", level and trend
-            from bins of `window_s`, predicted `horizon_s` ahead.
-        window_s: seconds.
-        horizon_s: how far ahead "holt" looks, seconds: usually the planner's period.
-
-    Raises:
-        ValueError: an argument out of its range.
-    """
-
-    @checked
-    def __init__(
-        self,
-        kind: Kind = "ewma",
-        window_s: float = 1.0,
-        *,
-        hold_windows: float = 10.0,
-        horizon_s: NonNegative = 0.0,
-    ) -> None:
-        self._horizon_s = horizon_s
-        self._source: Holt | LoadMonitor
-        if kind == "holt":
-            self._source = Holt(window_s)
-        else:
-            self._source = LoadMonitor(kind, window_s, min_arrivals=1, hold_windows=hold_windows)
-
-    def arrived(self, now: float, count: int = 1) -> None:
-        """`count` requests arrived now."""
-        self._source.arrived(now, count)
-
-    def rate(self, now: float) -> float:
-        """Predicted requests per second; 0 at the start."""
-        if isinstance(self._source, Holt):
-            return self._source.rate(now, self._horizon_s)
-        return self._source.rate(now)
-
-
 def changed(
     planned: float, count: int, window_s: float, share: float = 0.1, deviations: float = 3.0
 ) -> bool:
@@ -142,29 +111,24 @@ def changed(
 
         >>> changed(100, 130, 1.0), changed(100, 131, 1.0), changed(1000, 1099, 1.0)
         (False, True, False)
-
-    Raises:
-        ValueError: an argument out of its range.
     """
-    for name, value in (("planned", planned), ("share", share), ("deviations", deviations)):
-        if not value >= 0:
-            raise ValueError(f"{name} must be at least 0, got {value}")
-    if not window_s > 0:
-        raise ValueError(f"window_s must be positive, got {window_s}")
     expected = planned * window_s
     return abs(count - expected) > max(share * expected, deviations * math.sqrt(expected))
 
 
 class Rate:
-    """The mean rate that a planner uses, requests per second: `Demand`, raised if more requests
-    came lately than chance explains.
+    """The mean rate that a planner uses, requests per second, raised if more requests came lately
+    than chance explains.
 
     The moving average ("ewma") is over 3 s, or over 10 or 30 s if fewer than 32 requests come in
     that time. At 2 requests per second, an average over 3 s is wrong by a third half of the time. A
     rise is seen before the average; a fall only when it is more than chance explains.
 
     Args:
-        kind, horizon_s: of `Demand`.
+        kind: "ewma", exponentially weighted with the window as its time constant; "peak", the
+            largest mean over the window of the last 10 windows; "holt", level and trend from bins
+            of the window's length.
+        horizon_s: how far ahead "holt" looks, seconds: usually the planner's period.
         windows_s: windows of the moving average, seconds, increasing; the other kinds use the
             first.
         enough: a shorter window is used if it has this many requests, or differs by more than
@@ -183,7 +147,10 @@ class Rate:
     ) -> None:
         self._enough = enough
         self._windows = windows_s if kind == "ewma" else windows_s[:1]
-        self._demands = [Demand(kind, w, horizon_s=horizon_s) for w in self._windows]
+        self._demands: list[Holt | LoadMonitor] = [
+            Holt(w, horizon_s=horizon_s) if kind == "holt" else LoadMonitor(kind, w, min_arrivals=1)
+            for w in self._windows
+        ]
         self._recent: deque[tuple[float, int]] = deque()  # seconds and requests, the last first
         self._counted_at = self._began_at = -math.inf
         self.seen = False
@@ -274,7 +241,7 @@ class Factors:
         {'name': 5.0}
 
     Measured factors of variants also correct the priors of variants for the same task that were not
-    measured (`siblings`). Otherwise a plan would prefer these, because they seem to make less work:
+    measured. Otherwise a plan would prefer these, because they seem to make less work:
 
         >>> prior = {"large": {"name": 2.0}, "small": {"name": 1.0}}
         >>> factors = Factors(prior, prior_requests=10)
@@ -298,10 +265,9 @@ class Factors:
         *,
         prior_requests: Positive = 20.0,
         memory_requests: Annotated[float, Field(gt=0)] = 10_000.0,
-        siblings: bool = True,
     ) -> None:
         self._memory = memory_requests
-        self._prior, self._weight, self._siblings = prior, prior_requests, siblings
+        self._prior, self._weight = prior, prior_requests
         self._seen = dict.fromkeys(prior, 0.0)  # the part of `_requests` without the prior
         self._requests = dict.fromkeys(prior, prior_requests)
         self._made: dict[Hashable, dict[str, float]] = {}
@@ -311,22 +277,8 @@ class Factors:
             self._made[variant] = {c: f * prior_requests for c, f in factors.items()}
 
     def observe(self, variant: Hashable, requests: int, made: Mapping[str, int]) -> None:
-        """A worker finished `requests` requests, which made `made` requests, by child task.
-
-        Raises:
-            ValueError: an unknown variant or child task; counts below 0.
-        """
-        if variant not in self._made:
-            raise ValueError(
-                f"variant must be one of {sorted(map(str, self._made))}, got {variant!r}"
-            )
+        """A worker finished `requests` requests, which made `made` requests, by child task."""
         totals = self._made[variant]
-        if unknown := set(made) - set(totals):
-            raise ValueError(
-                f"child tasks of {variant!r} are {sorted(totals)}, got {sorted(unknown)}"
-            )
-        if requests < 0 or min(made.values(), default=0) < 0:
-            raise ValueError(f"counts must be at least 0, got {requests} and {dict(made)}")
         keep = math.exp(-requests / self._memory)
         self._seen[variant] = keep * self._seen[variant] + requests
         self._requests[variant] = keep * self._requests[variant] + requests
@@ -335,10 +287,10 @@ class Factors:
 
     def of(self, variant: Hashable) -> dict[str, float]:
         """Requests per request, by child task, for `loki.Variant` and `routing.Worker`."""
-        made = self._made[variant]
-        if self._siblings:
-            made = {c: m + self._correction(variant, c) for c, m in made.items()}
-        return {c: m / self._requests[variant] for c, m in made.items()}
+        return {
+            child: (made + self._correction(variant, child)) / self._requests[variant]
+            for child, made in self._made[variant].items()
+        }
 
     def _correction(self, variant: Hashable, child: str) -> float:
         """Correction of the prior part of `_made` by its siblings."""

@@ -129,12 +129,11 @@ class ProfileSpec(Frozen):
         )
 
 
-def load_arrays(path: str | Path, what: str, *needed: str) -> dict[str, NDArray[Any]]:
+def load_arrays(path: str | Path, what: str) -> dict[str, NDArray[Any]]:
     """The arrays of a `.npz` file, by name; nothing is unpickled.
 
     Args:
         what: kind of file that is expected, for the message.
-        needed: names that must be there.
 
     Raises:
         OSError: it cannot be opened.
@@ -153,8 +152,6 @@ def load_arrays(path: str | Path, what: str, *needed: str) -> dict[str, NDArray[
     except Exception as error:  # zipfile, zlib, struct and NumPy raise their own
         said = str(error) or type(error).__name__
         raise ValueError(f"{path}: not {what}: {said}") from None
-    if missing := sorted(set(needed) - set(found)):
-        raise ValueError(f"{path}: not {what}: it has no {', '.join(missing)}")
     return found
 
 
@@ -174,9 +171,11 @@ def load_columns(
         OSError: it cannot be opened.
         ValueError: it is another kind of file, or damaged. The message names the field.
     """
-    arrays = load_arrays(path, what, header)
-    text = arrays.pop(header)
+    arrays = load_arrays(path, what)
     with naming(path, what):
+        if header not in arrays:
+            raise ValueError(f"it has no {header}")
+        text = arrays.pop(header)
         if text.ndim or text.dtype.kind != "U":
             raise ValueError(f"{header} must be a text, got an array of {text.dtype}")
         try:

@@ -21,6 +21,10 @@ _RECENT = 2  # the margin covers the latest rows of late batches: this many time
 _RENEWED = 8  # the estimate, which costs more than a batch, is computed once in so many
 _HALF = 4  # an octave that did not run for this many times its batches counts half
 _IN_A_ROW = 3  # batches that show that times have become shorter
+_WINDOW = 32  # samples kept per octave, and of any size; older ones are forgotten
+# An octave that was not measured in this many latest batches no longer counts. Without this, slow
+# large batches could prevent large batches from ever being tried (and measured) again.
+_STALE_AFTER = 128
 FEW = 3
 """With fewer batches, an octave of a profile is not sure."""
 
@@ -64,10 +68,6 @@ class OnlineProfile:
         prior: profile before the first batch (from a file, a warm-up sweep or a guess).
         quantile: quantile of the measured durations, 0 … 1. With n samples it is at most n / (n +
             1), and always a measured value, so that a single early outlier does not decide.
-        window: samples kept per octave, and of any size; older ones are forgotten.
-        stale_after: an octave that was not measured in this many latest batches no longer counts.
-            Without this, slow large batches could prevent large batches from ever being tried
-            (and measured) again.
 
     Attributes:
         samples: number of measured batches.
@@ -75,27 +75,16 @@ class OnlineProfile:
         spread: the quantile of the latest durations of any size, as a multiple of typical times.
     """
 
-    def __init__(
-        self,
-        prior: LatencyProfile,
-        *,
-        quantile: float = 0.95,
-        window: int = 32,
-        stale_after: int = 128,
-    ) -> None:
+    def __init__(self, prior: LatencyProfile, *, quantile: float = 0.95) -> None:
         if not 0 < quantile < 1:
             raise ValueError(f"quantile must lie between 0 and 1, got {quantile}")
-        if window < 1:
-            raise ValueError(f"window must be at least 1, got {window}")
         self.prior = prior
         self.quantile = quantile
         self._shape = prior  # fitted to the sizes that the prior assumes, once they are measured
         self._sizes_known = min(prior.measured_to, 2)  # 2: two or more
-        self._window = window
-        self._stale_after = stale_after
         self._seen_at: dict[int, int] = {}
         self._octaves: dict[int, deque[_Sample]] = {}
-        self._latest: deque[_Sample] = deque(maxlen=window)
+        self._latest: deque[_Sample] = deque(maxlen=_WINDOW)
         self._ratio: dict[int, tuple[float, float]] = {}  # of octaves without new samples
         self._caution = quantile
         self._typical, self.spread = prior, 1.0  # the estimate's parts
@@ -103,7 +92,7 @@ class OnlineProfile:
         self._profile: LatencyProfile | None = prior
         self._most = math.inf  # upper bound of the estimate, as a multiple of typical times
         # Numbers of samples, and their durations as shares of the estimates then.
-        self._surprises: deque[tuple[int, float]] = deque(maxlen=window)
+        self._surprises: deque[tuple[int, float]] = deque(maxlen=_WINDOW)
         self._changed_at = -FEW  # number of the sample that showed the last change
         self.samples = 0
         self.margin = 1.0
@@ -125,11 +114,11 @@ class OnlineProfile:
             self._extend(batch_size, duration_s)
         if self._is_stale(octave):
             old = self._octaves[octave]
-            self._latest = deque((s for s in self._latest if s not in old), self._window)
+            self._latest = deque((s for s in self._latest if s not in old), _WINDOW)
             old.clear()
         self.samples += 1
         sample = _Sample(self.samples, batch_size, duration_s)
-        known = self._octaves.setdefault(octave, deque(maxlen=self._window))
+        known = self._octaves.setdefault(octave, deque(maxlen=_WINDOW))
         known.append(sample)
         self._latest.append(sample)
         self._ratio.pop(octave, None)
@@ -244,8 +233,8 @@ class OnlineProfile:
         for octave, known in self._octaves.items():
             new = [sample for sample in known if sample.number >= first]
             kept = new or [s._replace(duration_s=factor * s.duration_s) for s in known]
-            self._octaves[octave] = deque(kept, self._window)
-        self._latest = deque(latest, self._window)
+            self._octaves[octave] = deque(kept, _WINDOW)
+        self._latest = deque(latest, _WINDOW)
         for _ in range(count):
             self._surprises.pop()
         self._changed_at = self.samples
@@ -313,4 +302,4 @@ class OnlineProfile:
 
     def _is_stale(self, octave: int) -> bool:
         seen_at = self._seen_at.get(octave, self.samples)
-        return self.samples - seen_at >= self._stale_after
+        return self.samples - seen_at >= _STALE_AFTER

@@ -289,7 +289,7 @@ class _Bench:
         if options.rate is not None:
             return Calibration(settings, options.rate, options.rate)
         self.shown.step("calibrate", "finding the best wait for plain Serve, and what it holds")
-        with running(plain(settings, settings.way, tunable=True)):
+        with running(plain(settings, tunable=True)):
             self.client.wait_until_answered(self.url, self.payloads)
             found = calibrate(
                 *(self.client, self.url, self.payloads, settings),

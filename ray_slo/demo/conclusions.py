@@ -100,7 +100,10 @@ def two_models(models: Sequence[Model]) -> str:
 
 def following(found: Following) -> str:
     """Return the sentence that says whether the number of replicas followed the load."""
-    before, most, after = found.first(HIGH), found.most(HIGH), found.last(LOW_AGAIN)
+    high, low = found.during(HIGH), found.during(LOW_AGAIN)
+    before = high[0][1] if high else 0
+    most = max((count for _, count in high), default=0)
+    after = low[-1][1] if low else 0
     bad = found.sums[HIGH].bad
     if most <= before and bad <= KEPT:
         return (
@@ -112,7 +115,7 @@ def following(found: Following) -> str:
             f"The replicas did not follow the load: {before} served throughout, and "
             f"{percent(bad)} of the requests in the high stretch were bad."
         )
-    came_s = found.first_more_s(HIGH)
+    came_s = next((at for at, count in high if count > before), None)
     when = "" if came_s is None else f" {came_s:.0f} s after the load rose"
     gone = (
         f"afterwards {after} {'was' if after == 1 else 'were'} left"

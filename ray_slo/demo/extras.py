@@ -7,11 +7,11 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ray_slo.demo.client import Client
-from ray_slo.demo.stream import GIVEN_UP_S, OverTime, Stretch, Sums, over_time, record, sums
+from ray_slo.demo.stream import GIVEN_UP_S, OverTime, Stretch, Sums, over_time, record, starts, sums
 from ray_slo.demo.systems import APP, SERVER_SHARE, Settings, running
 from ray_slo.load.drive import run_http_process
 from ray_slo.load.report import LoadResult
@@ -110,38 +110,12 @@ class Following:
     workers: Sequence[tuple[float, int]]
     times: OverTime
     sums: dict[str, Sums]
-    story: Sequence[Stretch] = field(default=FOLLOWED)
 
-    def first(self, stretch: str) -> int:
-        """Return the number of workers at the start of a stretch."""
-        during = self._during(stretch)
-        return during[0][1] if during else 0
-
-    def most(self, stretch: str) -> int:
-        """Return the largest number of workers during a stretch."""
-        return max((count for _, count in self._during(stretch)), default=0)
-
-    def last(self, stretch: str) -> int:
-        """Return the number of workers at the end of a stretch."""
-        during = self._during(stretch)
-        return during[-1][1] if during else 0
-
-    def first_more_s(self, stretch: str) -> float | None:
-        """Return the time from the start of a stretch to its first additional worker, in seconds.
-        None if there was none."""
-        during = self._during(stretch)
-        begin = self._begins(stretch)
-        more = [at - begin for at, count in during if count > during[0][1]]
-        return more[0] if more else None
-
-    def _begins(self, name: str) -> float:
-        names = [stretch.name for stretch in self.story]
-        return sum(stretch.length_s for stretch in self.story[: names.index(name)])
-
-    def _during(self, name: str) -> list[tuple[float, int]]:
-        begin = self._begins(name)
-        (length,) = (stretch.length_s for stretch in self.story if stretch.name == name)
-        return [(at, count) for at, count in self.workers if begin <= at < begin + length]
+    def during(self, name: str) -> list[tuple[float, int]]:
+        """Return `workers` during a stretch, with times from its start."""
+        at = [stretch.name for stretch in FOLLOWED].index(name)
+        begin, end = starts(FOLLOWED, 0.0)[at : at + 2]
+        return [(t - begin, count) for t, count in self.workers if begin <= t < end]
 
 
 def following(

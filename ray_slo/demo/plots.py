@@ -1,4 +1,4 @@
-"""The plots of the demo. Make them inside `matplotlib.rc_context(style)`."""
+"""The plots of the demo. Make them through `report_html.svg` or `save`, which set the style."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ray_slo.core.files import whole
-from ray_slo.demo.extras import Following
+from ray_slo.demo.extras import FOLLOWED, Following
 from ray_slo.demo.stream import OverTime, Stretch, starts
 from ray_slo.demo.systems import System
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 COLOURS = {"tuned": "#d1495b", "batch": "#3b7dd8", "deployment": "#1e9e5a"}
 WIDTHS = {"tuned": 1.8, "batch": 2.2, "deployment": 3.6}
 OFFERED = "#9a9a9a"
-ON_PAPER: dict[str, object] = {  # of the files; the page has `report_html.style`
+ON_PAPER: dict[str, object] = {  # of the files; those of the page are in `report_html`
     "svg.fonttype": "none",
     "font.family": "sans-serif",
     "figure.facecolor": "white",
@@ -124,7 +124,7 @@ def following(found: Following) -> Figure:
         lower.set_yticks(range(max(count) + 2))
     lower.set_ylim(bottom=0)
     for axis in (upper, lower):
-        _name_stretches(axis, found.story, None, 1.0)
+        _name_stretches(axis, FOLLOWED, None, 1.0)
     lower.set(xlabel="seconds", ylabel="replicas")
     return figure
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray_slo.cli._output import number, percent
-from ray_slo.cli.report_html import Page, Section, Table, style, svg
+from ray_slo.cli.report_html import Page, Section, Table, svg
 from ray_slo.demo import conclusions, plots
 from ray_slo.demo.stream import GIVEN_UP_S, PARTS, OverTime, Stretch, Sums, over_time, sums
 
@@ -164,13 +164,6 @@ _ABOUT = (
 )
 
 
-def _figure(make: Any) -> str:
-    import matplotlib
-
-    with matplotlib.rc_context(style()):  # type: ignore[arg-type]
-        return svg(make())
-
-
 def story_figure(found: Found) -> Any:
     """Return the figure of the offered rates and the answers in time."""
     calibration = found.calibration
@@ -188,7 +181,7 @@ def _story(found: Found) -> list[Section]:
             if system.ours:
                 strong.append(len(lines))
             lines.append((name, *figures))
-    figure = _figure(lambda: story_figure(found))
+    figure = svg(lambda: story_figure(found))
     return [
         Section(
             "What each system made of the same requests",
@@ -211,7 +204,7 @@ def _extras(found: Found) -> list[Section]:
     made = []
     slo_ms = 1e3 * found.calibration.settings.slo_s
     if found.accuracy:
-        figure = _figure(
+        figure = svg(
             lambda: plots.accuracy(found.times, found.story, slo_ms, found.calibration.held)
         )
         made.append(
@@ -247,7 +240,7 @@ def _extras(found: Found) -> list[Section]:
             Section(
                 "Do the replicas follow the load?",
                 text=[conclusions.following(following)],
-                figures=[(_figure(lambda: plots.following(following)), "One network.")],
+                figures=[(svg(lambda: plots.following(following)), "One network.")],
             )
         )
     return made

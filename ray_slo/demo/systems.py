@@ -88,28 +88,36 @@ class System:
     ours: bool = False
 
 
-def plain(settings: Settings, way: Way, tunable: bool = False) -> Any:
-    """Return an application of plain Serve with `@serve.batch`. A tunable one uses the way in each
-    request's `Way.header`."""
-    from ray_slo.demo.digits import plain as module
+def _served(cls: type, settings: Settings, **options: Any) -> Any:
+    """Return a deployment of plain Serve."""
+    from ray import serve
 
-    return module.app(
-        settings.variant,
+    return serve.deployment(
+        cls,
         num_replicas=settings.num_replicas,
-        batch_wait_s=way.wait_s,
-        max_batch_size=settings.max_batch_size,
-        off_loop=way.off_loop,
-        tunable=tunable,
+        max_ongoing_requests=10_000,  # the default of 5 would cap every batch at 5
+        ray_actor_options={"num_cpus": 1},
+        logging_config={"enable_access_log": False},  # as in a ray-slo application
+        **options,
     )
 
 
-def _batch(settings: Settings) -> Any:
-    from ray_slo.demo.digits import batched
+def plain(settings: Settings, tunable: bool = False) -> Any:
+    """Return an application of plain Serve with `@serve.batch`. A tunable one uses the way in each
+    request's `Way.header`."""
+    from ray_slo.demo.digits.plain import PlainDigits, TunableDigits
 
-    return batched.app(
-        settings.server_slo_ms,
+    way = {"batch_wait_s": settings.way.wait_s, "off_loop": settings.way.off_loop}
+    served = _served(TunableDigits if tunable else PlainDigits, settings, user_config=way)
+    return served.bind(settings.variant, max_batch_size=settings.max_batch_size)
+
+
+def _batch(settings: Settings) -> Any:
+    from ray_slo.demo.digits.batched import BatchedDigits
+
+    return _served(BatchedDigits, settings).bind(
         settings.variant,
-        num_replicas=settings.num_replicas,
+        latency_slo_ms=settings.server_slo_ms,
         max_batch_size=settings.max_batch_size,
     )
 
@@ -136,7 +144,7 @@ SYSTEMS = (
         "tuned",
         "@serve.batch, tuned",
         "the way to batch that held the highest rate of those tried; one network",
-        lambda s: plain(s, s.way),
+        plain,
     ),
     System(
         "batch",

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from ray_slo.load.report import LoadResult, Sample
 from ray_slo.load.workload import Payloads, Recorded
@@ -33,18 +34,12 @@ What = TypeVar("What")
 Came = TypeVar("Came")
 
 
-class Flag(Protocol):
-    """An `Event` of asyncio or of threading."""
-
-    def is_set(self) -> bool: ...
-
-
 async def paced(
     due: Iterable[tuple[float, What]],
     send: Callable[[float, What], Coroutine[Any, Any, Came]],
     *,
     start: float | None = None,
-    over: Flag | None = None,
+    over: asyncio.Event | threading.Event | None = None,
 ) -> list[Came]:
     """Call `send(at, what)` at each due time, whether or not earlier calls have ended. Return when
     all calls have ended.

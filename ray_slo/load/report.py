@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STATUSES = ("ok", "late", "refused", "expired", "timeout", "error")
+_COLOURS = {
+    "ok": "#2a9d5c",
+    "late": "#e07b00",
+    "refused": "#3b7dd8",
+    "expired": "#9b59b6",
+    "timeout": "#888888",
+    "error": "#d62839",
+}
 # If the 99th percentile of the generator's lateness is above this, the summary has a warning.
 LATE_GENERATOR_S = 0.02
 
@@ -196,42 +204,26 @@ class LoadResult:
         return paths
 
     def plot(self) -> Figure:
-        """Plot the latency over time, with a point per request."""
-        return plot_runs({"": self})
+        """Plot the latency over time on a logarithmic axis, with a point per request. A line shows
+        the SLO."""
+        from matplotlib.figure import Figure
 
-
-def plot_runs(runs: Mapping[str, LoadResult]) -> Figure:
-    """Plot the latency over time, with one panel per run and a common logarithmic axis. A line
-    shows the SLO."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 1.9 * len(runs) + 0.5), layout="constrained")
-    axes = figure.subplots(len(runs), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
-    colours = dict(
-        zip(
-            STATUSES,
-            ("#2a9d5c", "#e07b00", "#3b7dd8", "#9b59b6", "#888888", "#d62839"),
-            strict=True,
-        )
-    )
-    for axis, (name, run) in zip(axes, runs.items(), strict=True):
-        for status, rows in run.requests.groupby("status"):
+        figure = Figure(figsize=(6.4, 2.4), layout="constrained")
+        axis = figure.subplots()
+        for status, rows in self.requests.groupby("status"):
             axis.scatter(
                 rows["intended_s"],
                 1e3 * rows["latency_s"].clip(lower=1e-4),
                 s=5,
                 linewidths=0,
-                color=colours[str(status)],
+                color=_COLOURS[str(status)],
                 label=str(status),
             )
-        axis.axhline(1e3 * run.slo_s, linewidth=0.8, linestyle="--", color="#888888")
+        axis.axhline(1e3 * self.slo_s, linewidth=0.8, linestyle="--", color="#888888")
         axis.set_yscale("log")
-        axis.set_ylabel("latency (ms)")
-        if name:
-            axis.set_title(name, loc="left", fontsize=9)
+        axis.set(xlabel="intended send time (s)", ylabel="latency (ms)")
         axis.legend(fontsize=7, loc="upper right", frameon=False, ncols=3, markerscale=2)
-    axes[-1].set_xlabel("intended send time (s)")
-    return figure
+        return figure
 
 
 def parse_label(answer: Any, label_field: str) -> str | None:

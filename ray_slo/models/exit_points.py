@@ -24,27 +24,24 @@ PASSES = 4  # number of passes that are timed to place exit points; the first is
 _FINEST = 1 / 500  # smallest useful distance of two exit points, as a share of a pass
 
 
-def module_of(model: Any, attribute: str | None = None) -> nn.Module:
-    """Return the torch module of a deployment's instance: the instance itself, its attribute of the
-    given name, or its only attribute that is a torch module.
+def module_of(model: Any) -> nn.Module:
+    """Return the torch module of a deployment's instance: the instance itself, or its only
+    attribute that is a torch module.
 
     Raises:
-        ValueError: it has no such attribute, or several and `attribute` is None.
+        ValueError: it has no such attribute, or several.
     """
     import torch
 
-    if isinstance(model, torch.nn.Module) and attribute is None:
+    if isinstance(model, torch.nn.Module):
         return model
     # If an attribute is a `Runner`, it stands for the runner's network.
     held = {k: v.network if isinstance(v, Runner) else v for k, v in vars(model).items()}
     found = {k: v for k, v in held.items() if isinstance(v, torch.nn.Module)}
-    if attribute is not None and attribute in found:
-        return found[attribute]
-    if attribute is None and len(found) == 1:
+    if len(found) == 1:
         return next(iter(found.values()))
-    asked = "exactly one attribute" if attribute is None else f"an attribute {attribute!r}"
     raise ValueError(
-        f"{type(model).__name__} must have {asked} that is a torch.nn.Module; "
+        f"{type(model).__name__} must have exactly one attribute that is a torch.nn.Module; "
         f"it has {', '.join(sorted(found)) or 'none'}"
     )
 

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,25 +22,34 @@ if TYPE_CHECKING:
     import torch
 
 
-class Lane(Protocol):
-    """The device functions that a `Runner` needs."""
+class Lane:
+    """The device functions that a `Runner` needs. This is the lane of a CPU: all work runs
+    immediately in the calling thread."""
 
     def computing(self) -> AbstractContextManager[Any]:
         """Return a context manager that puts the work inside into the queue for computations."""
+        return nullcontext()
 
     def copying(self) -> AbstractContextManager[Any]:
         """Return a context manager that puts the work inside into the queue for copies."""
+        return nullcontext()
 
     def put(self, data: Any) -> torch.Tensor:
         """Copy a tensor or NumPy array from the host to the device. The call may return before the
         copy is complete."""
+        import torch
+
+        # Copy the data: arrays from Ray are read-only, and torch warns about these.
+        return torch.tensor(data) if isinstance(data, np.ndarray) else data
 
     def rounding(self, *, to_tf32: bool) -> AbstractContextManager[Any]:
         """Return a context manager in which convolutions and matrix products of float32 round their
         inputs to TF32, or do not."""
+        return nullcontext()  # a CPU has no TF32
 
     def mark(self) -> Any:
         """Return a mark at the present end of the current queue."""
+        return None
 
     def wait(self, mark: Any) -> None:
         """Let later work in the current queue start only when the work before `mark` is done."""
@@ -50,38 +59,11 @@ class Lane(Protocol):
 
     def pool(self) -> Any:
         """Return a memory pool that recordings share. They must not run at the same time."""
+        return None
 
     def record(self, run: Callable[[], Any], pool: Any) -> Callable[[], Any]:
         """Record the work of `run`. Return a function that runs it again on the same memory and
         returns its result."""
-
-
-class CpuLane:
-    """Lane of a CPU: all work runs immediately in the calling thread."""
-
-    def computing(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-    copying = computing
-
-    def put(self, data: Any) -> torch.Tensor:
-        import torch
-
-        # Copy the data: arrays from Ray are read-only, and torch warns about these.
-        return torch.tensor(data) if isinstance(data, np.ndarray) else data
-
-    def rounding(self, *, to_tf32: bool) -> AbstractContextManager[Any]:
-        return nullcontext()  # a CPU has no TF32
-
-    def mark(self) -> Any:
-        return None
-
-    def wait(self, mark: Any) -> None:
-        pass
-
-    finish = pool = mark
-
-    def record(self, run: Callable[[], Any], pool: Any) -> Callable[[], Any]:
         return run
 
 
@@ -144,7 +126,7 @@ def _set_tf32(matmul: bool | str, convolutions: bool | str) -> None:
         backends.cudnn.allow_tf32 = convolutions
 
 
-class CudaLane:
+class CudaLane(Lane):
     """Lane of a GPU: two CUDA streams."""
 
     def __init__(self, device: torch.device) -> None:
@@ -222,7 +204,7 @@ class CudaLane:
 @cache
 def lane_of(device: torch.device) -> Lane:
     """Return the lane of a device. There is one per device and process."""
-    return CudaLane(device) if device.type == "cuda" else CpuLane()
+    return CudaLane(device) if device.type == "cuda" else Lane()
 
 
 def settled(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,9 +14,6 @@ Word = Literal["none", "local", "download"]
 Source = Word | Path
 WORDS: tuple[Word, ...] = ("none", "local", "download")
 
-WEIGHTS_VARIABLE = WEIGHTS
-"""Environment variable that gives the weights for loaders whose argument `weights` is None."""
-
 
 Load = TypeVar("Load", bound=Callable[..., Any])
 
@@ -67,7 +64,7 @@ def weights_source(
     field, see = "weights", ""
     if weights is None:
         see = f"\nSee {PAGE}"
-        field, weights = WEIGHTS_VARIABLE, os.environ.get(WEIGHTS_VARIABLE) or "download"
+        field, weights = WEIGHTS, os.environ.get(WEIGHTS) or "download"
     choices = (
         "'none' (random), 'local' (what is on this machine), "
         f"'download' (as local, and {download}) or the path of {wanted}"
@@ -93,4 +90,4 @@ def say(*choices: str) -> str:
     "say 'none' (random) or a path, as the argument weights or in RAY_SLO_WEIGHTS"
     """
     said = ", ".join((*choices, "'none' (random)")) + " or a path"
-    return f"say {said}, as the argument weights or in {WEIGHTS_VARIABLE}"
+    return f"say {said}, as the argument weights or in {WEIGHTS}"

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 _MB = 2**20
 _STATUS = Path("/proc/self/status")
@@ -101,28 +101,9 @@ def _status_mb(name: str) -> float:
     return math.nan
 
 
-class Device(Protocol):
-    """One sort of memory that variants share: the host's or the GPU's. A figure is None while it is
-    unknown."""
-
-    @property
-    def used_mb(self) -> float | None:
-        """Memory that this process uses, in MB."""
-
-    @property
-    def peak_mb(self) -> float | None:
-        """Largest memory that this process used since `begin_peak`, in MB."""
-
-    @property
-    def total_mb(self) -> float | None:
-        """Memory that this process may use, in MB."""
-
-    def begin_peak(self) -> None:
-        """Start a new measurement of the peak."""
-
-
 class Host:
-    """Resident memory of this process.
+    """Resident memory of this process. Figures are in MB, and None while they are unknown. The peak
+    is the largest memory since `begin_peak`.
 
     Args:
         limit_mb: memory that the process may use, in MB. None: the limit of its control group, or
@@ -268,7 +249,7 @@ class _Of:
         base_mb: memory that this process uses besides its variants, in MB.
     """
 
-    device: Device
+    device: Host | Gpu
     found: dict[str, Footprint] = field(default_factory=dict)
     base_mb: float = 0.0
 
@@ -286,8 +267,8 @@ class Meter:
 
     def __init__(
         self,
-        host: Device | None = None,
-        gpu: Device | None = None,
+        host: Host | Gpu | None = None,
+        gpu: Host | Gpu | None = None,
         limit_mb: float | None = None,
         release: Callable[[], object] = release,
     ) -> None:

@@ -96,10 +96,6 @@ class PreemptionProfile:
     max_delay: float = 0.05
     max_slowdown: float = 0.05
 
-    def cost(self, exit_points: int) -> float:
-        """Return the largest ratio of a delay or slowdown to its limit, over all batch sizes."""
-        return _cost(self.points, exit_points, self.max_delay, self.max_slowdown)
-
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -227,7 +223,14 @@ def _choose(
     max_delay: float,
     max_slowdown: float,
 ) -> PreemptionProfile:
-    costs = {n: _cost(points, n, max_delay, max_slowdown) for n in sorted(placed)}
+    costs = {
+        n: max(
+            max(p.delay / max_delay, p.slowdown / max_slowdown)
+            for p in points
+            if p.exit_points == n
+        )
+        for n in sorted(placed)
+    }
     chosen = next((n for n, cost in costs.items() if cost <= 1), None)
     if chosen is None:
         chosen = min(costs, key=lambda n: (costs[n], n))
@@ -244,16 +247,6 @@ def _choose(
     )
     return PreemptionProfile(
         tuple(points), chosen, tuple(placed[chosen]), reason, max_delay, max_slowdown
-    )
-
-
-def _cost(
-    points: Sequence[PreemptionPoint], exit_points: int, max_delay: float, max_slowdown: float
-) -> float:
-    return max(
-        max(p.delay / max_delay, p.slowdown / max_slowdown)
-        for p in points
-        if p.exit_points == exit_points
     )
 
 

@@ -1,8 +1,9 @@
 """Measurement of the latency profile ℓ(b): the time of a batch method by batch size.
 
-`profile_callable` measures in the caller's process; a worker calls it for its warm-up sweep.
-`profile_class` measures a deployment class in a new process with one CPU thread, as a worker would
-run it. So the threads and the memory of the caller's process do not affect the figures.
+`profile_callable` measures in the caller's process. `profile_class` measures a deployment class in
+a new process with one CPU thread, as a worker would run it. So the threads and the memory of the
+caller's process do not affect the figures. A worker's warm-up measures in the same order of sizes
+(`sweep.Sweep`), without these functions.
 """
 
 from __future__ import annotations
@@ -210,23 +211,8 @@ def profile_class_preemption(
     return measured
 
 
-@dataclass(frozen=True)
-class _Built:
-    """A target that was built in the measuring process.
-
-    Attributes:
-        batch: the batch method.
-        network: the network that it uses.
-        item: an item to measure with.
-    """
-
-    batch: Callable[[list[Any]], Any]
-    network: Any
-    item: Any
-
-
 def _in_fresh_process(
-    work: Callable[[_Built, dict[str, Any], Callable[[float], None]], Any],
+    work: Callable[..., Any],
     target: Target,
     threads: int,
     example: Any,
@@ -234,7 +220,8 @@ def _in_fresh_process(
     progress: Callable[[float], None] | None,
     about: Callable[[dict[str, Any]], None] | None = None,
 ) -> Any:
-    """Return the result of `work(built, options, progress)`, which runs in a new process."""
+    """Return the result of `work(batch, network, item, options, progress)`, which runs in a new
+    process. It gets the batch method, the network that this uses, and an item to measure with."""
     context = get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     with _environment({**target.environment, **dict.fromkeys(THREAD_VARIABLES, str(threads))}):
@@ -278,7 +265,7 @@ def _in_fresh_process(
 
 def _measure(
     pipe: Connection,
-    work: Callable[[_Built, dict[str, Any], Callable[[float], None]], Any],
+    work: Callable[..., Any],
     target: Target,
     threads: int,
     example: Any,
@@ -316,7 +303,7 @@ def _measure(
                 last = time.perf_counter()
                 pipe.send(("progress", share))
 
-        pipe.send(("result", work(_Built(batch, network, item), options, progress)))
+        pipe.send(("result", work(batch, network, item, options, progress)))
     except BaseException as error:
         pipe.send(("error", f"{type(error).__name__}: {error}"))
 
@@ -355,13 +342,17 @@ def _about(network: Any, meter: Meter) -> dict[str, Any]:
 
 
 def _sweep(
-    built: _Built, options: dict[str, Any], progress: Callable[[float], None]
+    batch: Callable[[list[Any]], Any],
+    _network: Any,
+    item: Any,
+    options: dict[str, Any],
+    progress: Callable[[float], None],
 ) -> dict[int, list[float]]:
     budget_s = options["budget_s"]
     start = time.perf_counter()
     return profile_callable(
-        built.batch,
-        built.item,
+        batch,
+        item,
         doubling_sizes(options["max_batch_size"]),
         budget_s=budget_s,
         bound_s=options["bound_s"],
@@ -371,18 +362,20 @@ def _sweep(
 
 
 def _stop(
-    built: _Built, options: dict[str, Any], progress: Callable[[float], None]
+    batch: Callable[[list[Any]], Any],
+    network: Any,
+    item: Any,
+    options: dict[str, Any],
+    progress: Callable[[float], None],
 ) -> PreemptionProfile:
     from ray_slo.models.exit_points import module_of
     from ray_slo.models.preemption_profile import profile_preemption
 
     def items(size: int) -> list[Any]:
-        return [built.item] * size
+        return [item] * size
 
-    with _runner(built.batch) as run:
-        return profile_preemption(
-            module_of(built.network), items, run=run, progress=progress, **options
-        )
+    with _runner(batch) as run:
+        return profile_preemption(module_of(network), items, run=run, progress=progress, **options)
 
 
 def _limit_torch(threads: int) -> None:

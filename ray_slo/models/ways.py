@@ -75,7 +75,6 @@ def choose(
     *,
     sizes: Sequence[int] = (1, 8),
     budget_s: float = 2.0,
-    tolerance: float = TOLERANCE,
     compared: Callable[[Runner, Staged], torch.Tensor] = lambda runner, staged: runner(staged),
     clock: Callable[[], float] = time.perf_counter,
 ) -> Choice:
@@ -87,7 +86,6 @@ def choose(
         stage: function that stages a batch of a given number of items on a runner.
         ways: values to try, by field of `How`. The first value of each list is the plain one.
         budget_s: approximate time for all measurements, in seconds. Recordings take more time.
-        tolerance: see `TOLERANCE`.
         compared: function that runs a batch and returns the output to compare. Default: what the
             runner returns.
     """
@@ -101,7 +99,7 @@ def choose(
         for value in values[1:]:
             way = replace(best, **{name: value})
             tried.append(_tried(make, stage, way, compared, outputs, sizes, each_s, clock))
-            if tried[-1].off <= tolerance and tried[-1].cost < _of(tried, best).cost:
+            if tried[-1].off <= TOLERANCE and tried[-1].cost < _of(tried, best).cost:
                 best = way
     runner = make(best)
     runner.prepare(lambda size: stage(runner, size))

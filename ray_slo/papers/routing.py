@@ -193,7 +193,7 @@ def _by_task(tasks: Iterable[str], workers: Iterable[Worker]) -> dict[str, list[
             )
         of_task[worker.task].append(worker)
     for members in of_task.values():
-        members.sort(key=_falling_accuracy)
+        members.sort(key=lambda worker: -worker.accuracy)
     return of_task
 
 
@@ -208,7 +208,3 @@ def _slots(members: list[Worker]) -> list[tuple[Hashable, float]]:
         if w.capacity > room:
             beyond.append((w.id, w.capacity - room))
     return (planned + beyond)[::-1]
-
-
-def _falling_accuracy(worker: Worker) -> float:
-    return -worker.accuracy

@@ -148,7 +148,7 @@ class Auto(Abilities):
         if self._floor is not None:
             requests = self._floor.cancelled(requests)
         self._held.difference_update(requests)
-        self._policy.requests_cancelled(now, requests)
+        self._inner.requests_cancelled(now, requests)  # type: ignore[union-attr]
 
     def batch_finished(self, now: float, worker: WorkerId, outcome: BatchOutcome) -> None:
         if self._floor is not None:
@@ -177,8 +177,8 @@ class Auto(Abilities):
         for i, flight in enumerate(flights):
             if flight.dispatch.batch_id == batch_id:
                 flights[i] = flight._replace(stops=False)
-        if hasattr(self._policy, "preempt_failed"):
-            self._policy.preempt_failed(now, worker, batch_id)
+        if self._inner is not None and hasattr(self._inner, "preempt_failed"):
+            self._inner.preempt_failed(now, worker, batch_id)
 
     def cluster_changed(self, now: float, cluster: Cluster) -> None:
         self._now = now
@@ -245,12 +245,6 @@ class Auto(Abilities):
                 if flights:
                     flights[0] = flights[0]._replace(stops=True)
         return decision
-
-    @property
-    def _policy(self) -> Policy:
-        if self._inner is None:
-            raise RuntimeError("cluster_changed is the first event of a policy's life")
-        return self._inner
 
     # -- settings ------------------------------------------------------------------------------
 

@@ -111,21 +111,8 @@ class _Worker:
     stopped_at: float = -math.inf  # time of its last preemption
 
 
-class Flex(Abilities):
-    """SHEPHERD's online serving algorithm.
-
-    Args:
-        lambda_: a batch this many times as large preempts; above 1. 3.03 is proven for any
-            number of GPUs and models, 2.38 for one of each.
-        preemption: False for "SHEPHERD-NP" (§7.2).
-        max_batch_size: upper bound, in addition to the profile's (§5.2: 128).
-        margin_ms: time kept between a batch's predicted end and its earliest deadline.
-        preempt_delay_ms: expected time from a preemption until the worker is free. A batch that
-            would be late after it does not preempt. Default: the cluster's value.
-
-    Raises:
-        ValueError: an argument out of its range.
-    """
+class Shepherd(Abilities):
+    """The arguments and the common state of `Flex` and `ExactFlex`; see `Flex`."""
 
     serves_late: ClassVar[bool] = False
     chooses_variants = False
@@ -154,14 +141,38 @@ class Flex(Abilities):
         self._preempt_delay_ms = preempt_delay_ms
         self._preempt_delay_s = 0.0
         self._cluster = Cluster({}, {})
+        self._serial = 0
+        self._batch_id = 0
+        self._actions: list[Action] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        """Set the state that is the algorithm's own."""
+        raise NotImplementedError
+
+
+class Flex(Shepherd):
+    """SHEPHERD's online serving algorithm.
+
+    Args:
+        lambda_: a batch this many times as large preempts; above 1. 3.03 is proven for any
+            number of GPUs and models, 2.38 for one of each.
+        preemption: False for "SHEPHERD-NP" (§7.2).
+        max_batch_size: upper bound, in addition to the profile's (§5.2: 128).
+        margin_ms: time kept between a batch's predicted end and its earliest deadline.
+        preempt_delay_ms: expected time from a preemption until the worker is free. A batch that
+            would be late after it does not preempt. Default: the cluster's value.
+
+    Raises:
+        ValueError: an argument out of its range.
+    """
+
+    def _begin(self) -> None:
         self._models: dict[str, _Model] = {}
         self._workers: dict[WorkerId, _Worker] = {}
         self._dirty: dict[_Model, None] = {}  # dicts, because sets have no stable order
         self._active: dict[_Pool, None] = {}
         self._drops = Timers[_Model]()
-        self._serial = 0
-        self._batch_id = 0
-        self._actions: list[Action] = []
 
     # Events ----------------------------------------------------------------------------------
 

@@ -105,7 +105,6 @@ class Kairos(Abilities):
         penalty: Annotated[float, Field(gt=1)] = 10.0,
     ) -> None:
         self.serves_late = late == "serve"
-        self.matchings = 0
         self._xi = xi
         self._pick = pick
         self._penalty = penalty
@@ -234,7 +233,6 @@ class Kairos(Abilities):
             # Nothing can be sent, so no plan is needed. Events and the delay's lead time wake us.
             self._wake_at = self._next_ready(now)
             return
-        self.matchings += 1
         w, n, t = self._waiting, len(self._waiting.requests), self._tables
         wait = self._wait(now)
         latency = t.latency[w.model[:n], w.size[:n]]  # (requests, kinds)

@@ -58,7 +58,6 @@ from typing import Literal
 from ray_slo.core.arguments import NonNegative, Positive, checked
 from ray_slo.core.cluster import Cluster
 from ray_slo.core.decisions import Action, Decision, Dispatch, Drop, DropReason
-from ray_slo.core.demand import Factors
 from ray_slo.core.policy import Abilities, InFlight, Policy
 from ray_slo.core.requests import (
     BatchOutcome,
@@ -96,9 +95,6 @@ class Pipeline(Abilities):
         queues: the workers of a variant share a queue ("variant"), or each has its own ("worker").
         rebalance_s: the longest time between new tables while requests arrive.
         communication_s: as in the planner: delay on the way to a worker, seconds.
-
-    Attributes:
-        factors: the learned factors, a `core.demand.Factors`.
 
     Raises:
         ValueError: an argument out of its range; `parents` is not a tree in that order.
@@ -140,15 +136,6 @@ class Pipeline(Abilities):
         self._refused: dict[DropReason, list[Request]] = {}
         self._timers = Timers[Group | Member]()
         self._batch_id = 0
-
-    def demand(self, now: float) -> float:
-        """Predicted requests per second at the root."""
-        return self._routes.demand(now)
-
-    @property
-    def factors(self) -> Factors:
-        """The learned factors."""
-        return self._routes.factors
 
     # -- events --------------------------------------------------------------------------------
 

@@ -9,7 +9,8 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ray_slo.core.cluster import Cluster
-from ray_slo.core.demand import Demand, Factors
+from ray_slo.core.demand import Factors
+from ray_slo.core.load import LoadMonitor
 from ray_slo.core.requests import Request, WorkerId
 from ray_slo.papers import routing
 from ray_slo.policies.pipeline_groups import Group, Service, Tree
@@ -50,7 +51,7 @@ class Routes:
         self._variants: dict[str, str] = {}  # task by variant
         self._finished: dict[Hashable, int] = {}  # by variant, since the last tables
         self._made: dict[Hashable, dict[str, int]] = {}
-        self._demand = Demand("ewma", 1.0)
+        self._demand = LoadMonitor("ewma", 1.0)
         self._frontend: Table | None = None
         self._tables: dict[tuple[WorkerId, str], dict[str, Table]] = {}
         self._position: dict[str, float] = dict.fromkeys(tree.parents, 0.5)

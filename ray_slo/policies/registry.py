@@ -60,10 +60,9 @@ def make_policy(policy: str | Policy, kwargs: Mapping[str, Any] | None = None) -
         valid, takes_any = _parameters(target)
         if not takes_any and (unknown := sorted(kwargs.keys() - valid)):
             exact = " with exact: true" if target is not improved else ""
-            for name in [name for name in unknown if exact and name in target.beyond]:
-                raise ValueError(
-                    f"policy {policy!r}{exact}: {name} contradicts it: {target.beyond[name]}"
-                )
+            beyond = getattr(target, "beyond", {})
+            for name in [name for name in unknown if exact and name in beyond]:
+                raise ValueError(f"policy {policy!r}{exact}: {name} contradicts it: {beyond[name]}")
             told = _TOLD if getattr(target, "composes", False) else ()
             takes = [name for name in valid if name not in told]
             takes += ["exact"] if _name_of_class(improved) in EXACT else []

@@ -7,7 +7,7 @@ import json
 import math
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ray_slo.core.cluster import Assigned, Cluster
 from ray_slo.core.decisions import Action, Dispatch, Drop
@@ -18,6 +18,7 @@ from ray_slo.record.rows import (
     AGAIN,
     BEFORE_WAKE,
     COLUMNS,
+    DECISIONS,
     INDEX,
     Round,
     Row,
@@ -243,17 +244,21 @@ class Lines:
     A live scheduler uses `ray_slo.serve.watch.log_writer`, which writes without delaying decisions.
     """
 
+    _subfolder = ""
+    _kind = DECISIONS
+    _make: ClassVar[type[Any]] = Encoder
+
     def __init__(self, folder: str | Path, name: str, start: Start, at: float = 0.0) -> None:
-        self._folder, self._name = Path(folder), name
-        self._encoder = Encoder()
+        self._folder, self._name = Path(folder) / self._subfolder, name
+        self._encoder = self._make()
         self._encoder.start(start, at)
 
-    def __call__(self, round: Round) -> None:
-        self._encoder.add(round)
+    def __call__(self, said: Any) -> None:
+        self._encoder.add(said)
 
     def close(self) -> Path:
         """Write the file, and return its path."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / file_name(self._name, 0)
-        write_file(path, to_arrow(self._encoder.rows), self._name, 0)
+        path = self._folder / file_name(self._name, 0, self._kind)
+        write_file(path, to_arrow(self._encoder.rows, kind=self._kind), self._name, 0, self._kind)
         return path

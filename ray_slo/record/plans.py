@@ -16,9 +16,10 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ray_slo.core.text import quoted
+from ray_slo.record.encode import Lines
 from ray_slo.record.rows import (
     AGAIN,
     LAST_WALL_S,
@@ -28,9 +29,6 @@ from ray_slo.record.rows import (
     about_file,
     as_time,
     damaged,
-    file_name,
-    to_arrow,
-    write_file,
 )
 
 FOLDER = "_plans"
@@ -285,22 +283,10 @@ def _planned(row: Mapping[str, Any]) -> Planned:
     return Planned(at=at, changes=tuple(row["changes"]), **texts, **plain)
 
 
-class PlanLines:
+class PlanLines(Lines):
     """A sink for simulated runs that writes a planner's table into the folder of a log when it is
     closed."""
 
-    def __init__(self, folder: str | Path, name: str, start: Start, at: float = 0.0) -> None:
-        self._folder, self._name = Path(folder) / FOLDER, name
-        self._encoder = PlanEncoder()
-        self._encoder.start(start, at)
-
-    def __call__(self, planned: Planned) -> None:
-        self._encoder.add(planned)
-
-    def close(self) -> Path:
-        """Write the file, and return its path."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / file_name(self._name, 0, PLANS)
-        rows = to_arrow(self._encoder.rows, kind=PLANS)
-        write_file(path, rows, self._name, 0, PLANS)
-        return path
+    _subfolder = FOLDER
+    _kind = PLANS
+    _make: ClassVar[type[Any]] = PlanEncoder

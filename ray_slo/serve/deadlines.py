@@ -1,7 +1,7 @@
 """The deadline of a request, from its headers or from the scope of the current call.
 
 `HEADERS` lists the request headers of ray-slo: bounds, proxies, frontends, gRPC and the OpenAPI
-document read it. `TimeLimits` is the only parser of headers about time.
+document of the tests read it. `TimeLimits` is the only parser of headers about time.
 
 A deadline in user code (`@ray_slo.batch`, `remaining_ms`) comes from the first of these that
 exists:
@@ -65,7 +65,7 @@ class Header(NamedTuple):
         said_by: who sets it: the client, the admission control in a proxy ("door"), the part of a
             proxy that sends requests again ("failover"), or HAProxy, to be believed ("mark").
             Proxies remove headers of a client that only ray-slo's proxies may set.
-        means: meaning of the header, for the OpenAPI document.
+        means: meaning of the header, for the OpenAPI document of the tests.
         per_s: units per second, if the value is a time. 0 for other values.
         most: the largest value, in its unit.
         unit: unit of the value, for messages.
@@ -259,12 +259,7 @@ def _number(value: Any) -> float:
 
 def positive(value: Any) -> float | None:
     """Return a number that is above 0 and finite. None for anything else."""
-    if not value:
-        return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return None
+    number = as_number(value)
     return number if 0 < number < math.inf else None
 
 

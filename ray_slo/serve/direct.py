@@ -90,17 +90,14 @@ class _Pickler(pickle.Pickler):
     dispatch_table = dict.fromkeys((ray.ObjectRef, ray.ObjectRefGenerator), _refused)
 
 
-def _keep(part: memoryview) -> int | None:
-    """Put no part into shared memory."""
-    return None
-
-
-def encode(call: int, value: Any, lend: Callable[[memoryview], int | None] = _keep) -> list[Any]:
+def encode(
+    call: int, value: Any, lend: Callable[[memoryview], int | None] | None = None
+) -> list[Any]:
     """Return a message as pieces, which are written one after the other.
 
     Args:
-        lend: function that puts a part into shared memory, and returns its place. None: the part
-            goes into the message.
+        lend: function that puts a part into shared memory, and returns its place. Without it, or
+            if it returns None, the part goes into the message.
 
     Raises:
         NotDirect: plain pickle cannot take the value.
@@ -121,10 +118,10 @@ def _message(
     call: int,
     pickled: memoryview,
     views: list[memoryview],
-    lend: Callable[[memoryview], int | None] = _keep,
+    lend: Callable[[memoryview], int | None] | None = None,
 ) -> list[Any]:
     placed: list[tuple[memoryview, int | None]] = [(pickled, None)]
-    placed += [(view, lend(view)) for view in views]
+    placed += [(view, lend(view) if lend else None) for view in views]
     head = _HEAD.pack(call, len(placed)) + b"".join(
         _PART.pack(part.nbytes, _INLINE if place is None else place, type(part.obj) is bytes)
         for part, place in placed

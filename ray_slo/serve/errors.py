@@ -18,8 +18,6 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic.json_schema import SkipJsonSchema
 from ray.exceptions import RayTaskError
 from ray.serve.exceptions import BackPressureError, RayServeException
 from starlette.exceptions import HTTPException
@@ -62,8 +60,6 @@ __all__ = [
     "UnsupportedEncoding",
     "WorkerLost",
 ]
-
-_None = SkipJsonSchema[None]  # None is not in the schema: such a field is left out
 
 
 class SLOError(RayServeException):
@@ -314,29 +310,6 @@ class ConfigError(SLOError, ValueError):
     """Rejected before anything runs: at decoration, parsing or deployment."""
 
     default_reason = "config"
-
-
-def _without_defaults(schema: dict[str, Any]) -> None:
-    for field in schema["properties"].values():
-        field.pop("default", None)
-
-
-class ErrorBody(BaseModel):
-    """The body of every error answer, with the fields that `SLOError.to_body` may have."""
-
-    model_config = ConfigDict(extra="forbid", json_schema_extra=_without_defaults)
-
-    error: str = Field(description="The error's type.")
-    reason: str = Field(description="Short and stable, for programs.")
-    message: str = Field(description="One sentence for a person.")
-    field: str | _None = Field(None, description="The part of the request that is wrong.")
-    model: str | _None = Field(None, description=f"Cut after {SHOWN} characters if it is unknown.")
-    task: str | _None = None
-    valid: list[str] | _None = None
-    latency_slo_ms: float | _None = None
-    predicted_finish_ms: float | _None = None
-    retry_after_s: float | _None = None
-    detail: Any = Field(None, description="What the application gave to its HTTPException.")
 
 
 @functools.cache

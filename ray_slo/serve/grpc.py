@@ -42,7 +42,6 @@ PUSHBACK_METADATA = "grpc-retry-pushback-ms"  # the equivalent of Retry-After in
 # In bytes. Clients accept 8 KB of trailing metadata, and a byte may need six bytes there.
 _MAX_MESSAGE = 600
 _MAX_BODY = 4096
-MESSAGE_OVERHEAD = 4096  # bytes of a message, in addition to the item
 _OF_ANSWER = [  # fields of a reply that have the same name in an answer
     field.name
     for field in InferReply.DESCRIPTOR.fields

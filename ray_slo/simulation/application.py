@@ -52,7 +52,7 @@ from ray_slo.simulation.fleet import Timing
 from ray_slo.simulation.grouped import Grouped
 from ray_slo.simulation.learning import Learner
 from ray_slo.simulation.run_log import RunLog
-from ray_slo.simulation.samplers import Items, check_items, samplers
+from ray_slo.simulation.samplers import Items, samplers
 from ray_slo.simulation.workloads import Requests, Workload
 
 Policies = str | Policy | Callable[..., Policy]
@@ -117,7 +117,6 @@ def simulate_application(
     """
     timing = Timing(interval_s, check_s, solve_s, load_s, start_s, make_before_break)
     timing.check()
-    check_items(items)
     non_negative("preempt_delay_s", preempt_delay_s)
     arrivals_rng, noise_rng, items_rng = np.random.default_rng(seed).spawn(3)
     clients, duration_s = _clients(problem, workloads, duration_s, arrivals_rng)
@@ -254,7 +253,10 @@ def _brain(
     if planner != "auto":
         raise ValueError(f"planner must be 'auto', a brain, or None, got {planner!r}")
     return auto_brain(
-        problem, interval_s=interval_s, assigns=assigns, make_before_break=make_before_break
+        problem,
+        interval_s=interval_s,
+        choosing=frozenset(() if assigns else problem.kind),
+        make_before_break=make_before_break,
     )
 
 

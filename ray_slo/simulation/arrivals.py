@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import (
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -27,17 +26,13 @@ from pydantic import (
 )
 
 from ray_slo.core.arrival_files import read_arrivals
-from ray_slo.core.documents import Strict
+from ray_slo.core.documents import Frozen
 from ray_slo.core.explain import Misplaced
 from ray_slo.core.text import text_of
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 MAX_REQUESTS = 100_000_000  # largest number of requests in a run; their arrivals need 2 GB
-
-
-class Spec(Strict):
-    model_config = ConfigDict(frozen=True)
 
 
 def _renewal(total: float, shape: float, rng: np.random.Generator) -> Floats:
@@ -69,7 +64,7 @@ def _at_rates(
     return np.asarray(edges[i] + (units - served[i]) / rates[i])
 
 
-class Burst(Spec):
+class Burst(Frozen):
     """Two states, burst and calm, of exponentially distributed length, which modulate an MMPP.
 
     Attributes:
@@ -127,7 +122,7 @@ class Burst(Spec):
         return edges, np.where(odd ^ bursting[0], self.peak, self.calm)
 
 
-class Constant(Spec):
+class Constant(Frozen):
     """One request every 1 / rate seconds; the first at `start_s`.
 
     Attributes:
@@ -145,7 +140,7 @@ class Constant(Spec):
         return self.start_s + np.arange(count) / self.rate
 
 
-class Poisson(Spec):
+class Poisson(Frozen):
     """Independent arrivals at a mean of `rate` per second.
 
     Attributes:
@@ -159,7 +154,7 @@ class Poisson(Spec):
         return _renewal(duration_s * self.rate, 1.0, rng) / self.rate
 
 
-class Gamma(Spec):
+class Gamma(Frozen):
     """Gamma-distributed gaps: shape 1 is Poisson, smaller is burstier (Symphony §5.3: 0.05).
 
     Attributes:
@@ -175,7 +170,7 @@ class Gamma(Spec):
         return _renewal(duration_s * self.rate, self.shape, rng) / self.rate
 
 
-class Mmpp(Spec):
+class Mmpp(Frozen):
     """Markov-modulated Poisson arrivals at a mean of `rate` per second, in bursts.
 
     Attributes:
@@ -192,7 +187,7 @@ class Mmpp(Spec):
         return _at_rates(edges, self.rate * levels, duration_s, 1.0, rng)
 
 
-class _OfFile(Spec):
+class _OfFile(Frozen):
     """Arrivals that may be in a file, which is read when the document is."""
 
     file: Path | None = Field(default=None, exclude=True)  # it has been read
@@ -303,7 +298,7 @@ class Times(_OfFile):
         return times[: np.searchsorted(times, duration_s)]
 
 
-class Population(Spec):
+class Population(Frozen):
     """Many streams with heavy-tailed rates, assigned to the models round robin.
 
     It replaces the 46,000 streams of the Azure Functions trace in SHEPHERD §7, which has requests
@@ -398,13 +393,6 @@ def of_file(path: Path, interval_s: float | None = None) -> Trace | Times:
 
 ArrivalProcess = Constant | Poisson | Gamma | Mmpp | Trace | Times
 Arrivals = Annotated[ArrivalProcess, Field(discriminator="kind")]
-
-
-def scaled(process: ArrivalProcess | Population, rate: float) -> ArrivalProcess | Population:
-    """The same process or population at a mean of `rate` requests per second."""
-    if isinstance(process, Population):
-        return process.model_copy(update={"rate": rate})
-    return at_rate(process, rate)
 
 
 def at_rate(process: ArrivalProcess, rate: float) -> ArrivalProcess:

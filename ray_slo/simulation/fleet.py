@@ -11,7 +11,6 @@ from ray_slo.core.requests import WorkerId
 from ray_slo.planning.brains.brain import Seen, Wanted, WorkerSays
 from ray_slo.simulation.engine import Event, Run, Slot, non_negative
 
-KIND = "default"
 _IDLE = Wanted((), ())
 
 

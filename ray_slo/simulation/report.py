@@ -148,12 +148,6 @@ class Report(Frames):
         inside = (start >= self.meta["warmup_s"]) & (start < self.meta["duration_s"])
         return np.asarray(b["size"][done & inside])
 
-    @property
-    def median_batch_per_request(self) -> float:
-        """Median over answered requests of the size of their batch."""
-        served = self._in & self.served
-        return _percentile(self._b["size"][self._r["batch"][served]], 50)
-
     def arrivals(self) -> tuple[Array, Bools]:
         """Arrival times of requests, and whether they were good."""
         return self._r["arrival_s"], self._outcome == _GOOD

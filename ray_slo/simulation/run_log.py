@@ -25,7 +25,7 @@ class RunLog:
     def __init__(self, folder: str | Path, application: str, models: Sequence[str]) -> None:
         self._folder, self._clock = folder, f"simulated-{application}"
         self._about = {"application": application, "models": list(models), "clock": self._clock}
-        self._tables: list[Lines | PlanLines] = []
+        self._tables: list[Lines] = []
 
     def recorded(
         self, policy: Policy, name: Any, kwargs: Mapping[str, Any], group: str = ""

@@ -5,24 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import count
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
 from ray_slo.core.trees import Tree
 
 Sampler = Callable[[int], list[int]]  # from n to the numbers of child requests of n requests
-Items = Literal["poisson", "geometric", "fixed"]
-
-
-def check_items(items: str) -> None:
-    """Check that a distribution exists.
-
-    Raises:
-        ValueError: it does not.
-    """
-    if items not in get_args(Items):
-        raise ValueError(f"items must be one of {', '.join(get_args(Items))}, got {items!r}")
+Items = Literal["poisson", "fixed"]
 
 
 def samplers(
@@ -53,8 +43,6 @@ def samplers(
 def _sampler(items: Items, mean: float, rng: np.random.Generator) -> Sampler:
     if items == "poisson":
         return lambda n: rng.poisson(mean, n).tolist()
-    if items == "geometric":
-        return lambda n: (rng.geometric(1 / (1 + mean), n) - 1).tolist()
 
     def fixed() -> Iterator[int]:
         for i in count():

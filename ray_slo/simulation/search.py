@@ -29,11 +29,6 @@ class GoodputResult:
     report: Report | None
     probes: tuple[tuple[float, float], ...]
 
-    @property
-    def goodput(self) -> float:
-        """Requests answered in time per second at `rate`."""
-        return self.report.goodput if self.report else 0.0
-
 
 def goodput_search(
     make_policy: Callable[[], Policy],

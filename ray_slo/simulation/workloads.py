@@ -11,7 +11,7 @@ All specs are pydantic models, which YAML can be read into:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -26,7 +26,7 @@ from pydantic import (
 from scipy.special import ndtr, ndtri
 
 from ray_slo.core.cluster import Cluster
-from ray_slo.core.documents import SloMs
+from ray_slo.core.documents import Frozen, SloMs
 from ray_slo.core.explain import Misplaced
 from ray_slo.core.names import listed, nearest
 from ray_slo.core.text import quoted
@@ -38,15 +38,13 @@ from ray_slo.simulation.arrivals import (
     Ints,
     Poisson,
     Population,
-    Spec,
     Times,
     Trace,
     at_rate,
-    scaled,
 )
 
 
-class Zipf(Spec):
+class Zipf(Frozen):
     """Popularity of the i-th model (in the cluster's order) is proportional to i^-zipf.
 
     Attributes:
@@ -56,7 +54,7 @@ class Zipf(Spec):
     zipf: NonNegativeFloat
 
 
-class SloShare(Spec):
+class SloShare(Frozen):
     """A share of the requests with its own SLO.
 
     Attributes:
@@ -68,7 +66,7 @@ class SloShare(Spec):
     share: PositiveFloat
 
 
-class _Sizes(Spec):
+class _Sizes(Frozen):
     """Sizes with a normal transform, within 1 … `max_size`. They are drawn inside this range, not
     clipped to it."""
 
@@ -167,7 +165,7 @@ class Requests:
         return len(self.arrival)
 
 
-class Workload(Spec):
+class Workload(Frozen):
     """Arrivals for the models of a cluster.
 
     Attributes:
@@ -233,16 +231,6 @@ class Workload(Spec):
         """Poisson arrivals of `rate` requests per second over all models."""
         return cls(arrivals=Poisson(rate=rate), **kwargs)
 
-    @classmethod
-    def changing(
-        cls, rates: Mapping[str, Sequence[float]], period_s: float, **kwargs: Any
-    ) -> Workload:
-        """Poisson arrivals at `rates[model][i]` per second in the i-th period (Symphony §5.7)."""
-        return cls(
-            arrivals={m: Trace(rates=list(r), interval_s=period_s) for m, r in rates.items()},
-            **kwargs,
-        )
-
     @property
     def rate(self) -> float:
         """Mean arrivals per second over all models."""
@@ -271,8 +259,10 @@ class Workload(Spec):
         if isinstance(self.arrivals, dict):
             factor = rate / self.rate
             arrivals: Any = {m: at_rate(p, p.rate * factor) for m, p in self.arrivals.items()}
+        elif isinstance(self.arrivals, Population):
+            arrivals = self.arrivals.model_copy(update={"rate": rate})
         else:
-            arrivals = scaled(self.arrivals, rate)
+            arrivals = at_rate(self.arrivals, rate)
         return self.model_copy(update={"arrivals": arrivals})
 
     def shares(self, models: Sequence[str]) -> Floats:
@@ -334,28 +324,3 @@ class Workload(Spec):
             slo = np.array([cluster.models[m].latency_slo_s for m in models])[model]
         size = self.sizes.draw(len(arrival), sizes_rng) if self.sizes else None
         return Requests(models, model, arrival, arrival + slo, size)
-
-
-def changing_rates(
-    models: Sequence[str],
-    periods: int,
-    mean_rate: float,
-    rng: np.random.Generator,
-    swing: float = 0.8,
-) -> dict[str, list[float]]:
-    """Rates per period that rise and fall slowly, for `Workload.changing`.
-
-    The logarithm of a model's rate is a sum of waves of 1, 2 and 4 cycles with random phases and
-    falling amplitudes. It replaces the unpublished video workload of Symphony §5.7.
-
-    Args:
-        mean_rate: of all models together, requests per second, over all periods.
-        swing: amplitude of the slowest wave; 0 for constant rates.
-    """
-    cycles = np.array([1, 2, 4])
-    phase = rng.random((len(models), 1, 3))
-    at = (np.arange(periods) / periods)[None, :, None]
-    waves = np.sin(2 * np.pi * (cycles * at + phase)) / cycles
-    weights = np.exp(swing * waves.sum(axis=2)) * rng.exponential(size=(len(models), 1))
-    rates = mean_rate * weights / weights.sum(axis=0).mean()
-    return {m: row.tolist() for m, row in zip(models, rates, strict=True)}

@@ -30,11 +30,13 @@ def spec(tmp_path):
 
 @pytest.mark.slow
 def test_tables(run, spec):
-    code, out, _ = run(spec, "--what-if", "load=+50%", "--what-if", "slo=5ms")
+    code, out, _ = run(
+        *(spec, "--policy", "deferred", "--what-if", "load=+50%", "--what-if", "slo=5ms")
+    )
     assert code == 0
     rows = {line.split("│")[1].strip(): line for line in out.splitlines() if "│" in line}
     assert "1000 requests/s, at most 1.0 % bad" in out
-    cells = [cell.strip() for cell in rows["auto"].split("│")[2:-1]]
+    cells = [cell.strip() for cell in rows["deferred"].split("│")[2:-1]]
     assert [cell.split(" · ")[0] for cell in cells] == ["2", "3", "none"]
 
 

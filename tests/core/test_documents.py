@@ -3,7 +3,7 @@ import copy
 import numpy as np
 import pytest
 
-from ray_slo.core.documents import load_arrays, load_yaml
+from ray_slo.core.documents import Strict, load_arrays, load_columns, load_yaml
 from ray_slo.core.explain import validated
 from ray_slo.simulation.application_spec import ApplicationSpec
 from ray_slo.simulation.sizing import PlanSpec
@@ -34,9 +34,12 @@ def test_an_alias_to_its_own_mapping_is_read_once(tmp_path):
 
 def test_arrays_of_another_file_are_refused(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.ones(2))
-    assert load_arrays(tmp_path / "a.npz", "a table", "x")["x"].tolist() == [1, 1]
-    with pytest.raises(ValueError, match=r"a.npz: not a table: it has no y, z$"):
-        load_arrays(tmp_path / "a.npz", "a table", "z", "x", "y")
+    assert load_arrays(tmp_path / "a.npz", "a table")["x"].tolist() == [1, 1]
+    with pytest.raises(ValueError, match=r"a.npz: not a table: it has no header$"):
+        load_columns(tmp_path / "a.npz", "a table", "v1", "header", Strict)
+    np.savez(tmp_path / "b.npz", x=np.ones(2), header=np.array('{"format": "v1"}'))
+    with pytest.raises(ValueError, match=r"b.npz: not a table: it has no y, z$"):
+        load_columns(tmp_path / "b.npz", "a table", "v1", "header", Strict, "z", "x", "y")
     with pytest.raises(IsADirectoryError):
         load_arrays(tmp_path, "a table")
 

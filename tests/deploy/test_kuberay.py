@@ -21,7 +21,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from ray_slo.serve import build_app
 from ray_slo.serve.config.resolve import parse_spec
-from ray_slo.serve.proxy.bounds import PROXY_CALLBACK, PROXY_CALLBACK_ENV
+from ray_slo.serve.deadlines import PROXY_CALLBACK, PROXY_CALLBACK_ENV
 from ray_slo.serve.ray_private.versions import NEWEST
 
 ROOT = Path(__file__).parents[2]

@@ -14,9 +14,10 @@ import yaml
 from ray.serve.schema import HTTPOptionsSchema, ServeDeploySchema
 
 from ray_slo.cli import app as cli
+from ray_slo.core.environment import WEIGHTS
 from ray_slo.core.trees import Tree
 from ray_slo.load.workload import Payloads, load_payloads
-from ray_slo.models.loading import WEIGHTS_VARIABLE, WORDS
+from ray_slo.models.loading import WORDS
 from ray_slo.serve.config.resolve import parse_spec
 
 ROOT = Path(__file__).parents[2]
@@ -159,8 +160,8 @@ def test_the_file_shows_where_to_switch(name):
     text = (ROOT / "configs" / f"{name}.yaml").read_text()
     switched = text.replace("  # runtime_env:", "  runtime_env:")
     (application,) = ServeDeploySchema.model_validate(yaml.safe_load(switched)).applications
-    assert application.runtime_env == {"env_vars": {WEIGHTS_VARIABLE: "none"}}
+    assert application.runtime_env == {"env_vars": {WEIGHTS: "none"}}
     assert "none" in WORDS
     active = switched == text
     assert active == (name == "text-ramsis")  # which must work without a download
-    assert active or f"{WEIGHTS_VARIABLE}=none ray-slo run configs/{name}.yaml" in text
+    assert active or f"{WEIGHTS}=none ray-slo run configs/{name}.yaml" in text

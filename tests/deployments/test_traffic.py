@@ -18,7 +18,7 @@ from deployments.imagenet import pictures
 from deployments.traffic import Detect, Faces, Vehicles, app, boxes, detection, detectors
 from ray_slo.load.workload import load_payloads
 from ray_slo.models import vision
-from ray_slo.models.lanes import CpuLane
+from ray_slo.models.lanes import Lane
 from ray_slo.models.running import How, Runner
 from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.frontend.tree import TreeRunner, Visit
@@ -329,7 +329,7 @@ def test_a_batch_staged_ahead_has_the_same_results(plain):
 def test_all_copies_are_queued_before_the_first_transform(plain, monkeypatch):
     log = []
 
-    class Noting(CpuLane):
+    class Noting(Lane):
         def put(self, data):
             log.append("put")
             return super().put(data)

@@ -21,8 +21,8 @@ from ray import serve
 from ray.serve._private import client
 from ray.serve._private.constants import DEFAULT_TRACING_EXPORTER_IMPORT_PATH
 
+from ray_slo.serve.deadlines import PROXY_CALLBACK, PROXY_CALLBACK_ENV
 from ray_slo.serve.grpc import SERVICER
-from ray_slo.serve.proxy.bounds import PROXY_CALLBACK, PROXY_CALLBACK_ENV
 
 
 @dataclass(frozen=True)

@@ -35,16 +35,6 @@ class Slow:
         ray_slo.checkpoint()
 
 
-class Deaf(Slow):
-    """Work for the item's seconds, and ignore preemption."""
-
-    def __call__(self, items):
-        for mark in items:
-            Path(mark).touch()
-        time.sleep(self.steps * STEP_S)
-        return items
-
-
 class Network(Slow):
     """Layers of a torch module that itself has no code for preemption."""
 

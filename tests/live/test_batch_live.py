@@ -165,16 +165,6 @@ def test_handle_and_http(handle, url):
         assert [int(a.text) for a in answers] == [2 * i for i in range(16)]
 
 
-def test_calls_are_batched(handle):
-    blocked = block(handle)
-    rest = [handle.watched.remote(i) for i in range(8)]
-    assert eventually(lambda: came_and_went(handle) == (8, 0))
-    handle.release.remote().result()
-    assert blocked.result() == -2
-    assert [r.result() for r in rest] == [2 * i for i in range(8)]
-    assert len(handle.seen.remote().result()) < 9
-
-
 def test_refusal_over_http_is_503_with_retry_after(handle, url):
     blocked = block(handle)
     for headers in ({"x-slo-latency-ms": "100"}, {"X-Request-Timeout-Seconds": "3"}):
@@ -205,14 +195,6 @@ def test_a_cancelled_call_harms_nobody(handle):
     assert (blocked.result(), stays.result()) == (-2, 4)
     assert [2] in handle.seen.remote().result()
     assert handle.double.remote(3).result() == 6
-
-
-def test_a_cancelled_running_call_harms_nobody(handle):
-    block(handle).cancel()
-    waiting = handle.watched.remote(2)
-    assert eventually(lambda: came_and_went(handle) == (1, 0))
-    handle.release.remote().result()
-    assert waiting.result() == 4
 
 
 def test_streams(handle):

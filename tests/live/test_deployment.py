@@ -84,62 +84,6 @@ def test_own_slo_of_a_call(app):
         handle.remote(2, model="task").result()
 
 
-def test_http_answers_json_with_headers(app):
-    _, url = app
-    answer = httpx.post(url, json=5, timeout=30)
-    assert (answer.status_code, answer.json()) == (200, {"value": 25.0})
-    headers = answer.headers
-    assert (headers["x-slo-model"], headers["x-slo-accuracy"]) == ("tasks", "99.50")
-    assert headers["x-slo-deadline-met"] == "true"
-    assert float(headers["x-slo-exec-ms"]) >= 30
-    assert httpx.post(f"{url}/tasks", json=5, timeout=30).json() == {"value": 25.0}
-    assert httpx.get(url, timeout=30).json()["models"]["tasks"]["latency_slo_ms"] == SLO_MS
-
-
-@pytest.mark.parametrize(
-    ("header", "value"), [("x-slo-latency-ms", "1"), ("x-request-timeout-seconds", "0.001")]
-)
-def test_http_deadline_that_cannot_be_met_is_refused_at_once(app, header, value):
-    _, url = app
-    answer = httpx.post(url, json=5, headers={header: value}, timeout=30)
-    assert answer.status_code == 503
-    assert int(answer.headers["retry-after"]) >= 1
-    body = answer.json()
-    assert (body["error"], body["reason"]) == ("RefusedEarly", "would_miss")
-    if "model" not in body:  # the proxy refused it: an earlier request had not left it yet
-        assert "for admission" in body["message"]
-        return
-    assert (body["model"], body["latency_slo_ms"]) == ("tasks", 1.0)
-    assert body["predicted_finish_ms"] > 1
-
-
-@pytest.mark.parametrize(
-    ("request_", "status", "says"),
-    [
-        ({"content": b"{bad", "headers": {"content-type": "application/json"}}, 422, "not JSON"),
-        ({"json": "bad"}, 422, "this item is bad"),
-        ({"json": 1, "headers": {"x-slo-latency-ms": "soon"}}, 400, "x-slo-latency-ms"),
-        # `preprocess` has made these items, so they are no mistake of the client.
-        ({"json": "lock"}, 500, "cannot be pickled"),
-        ({"json": "unread"}, 500, "an item of type Unread cannot be sent to a worker"),
-        ({"json": ["unread", 0]}, 500, "a result of type Unread cannot be sent"),
-        ({"json": ["raise", "value"]}, 500, "poison"),
-    ],
-)
-def test_http_says_what_is_wrong(app, request_, status, says):
-    _, url = app
-    answer = httpx.post(url, **request_, timeout=30)
-    assert answer.status_code == status
-    assert says in answer.json()["message"]
-
-
-def test_http_unknown_model_and_method(app):
-    _, url = app
-    answer = httpx.post(f"{url}/nope", json=5, timeout=30)
-    assert (answer.status_code, answer.json()["valid"]) == (404, ["tasks"])
-    assert httpx.delete(url, timeout=30).status_code == 405
-
-
 @pytest.mark.parametrize(
     ("item", "error", "says"),
     [

@@ -23,9 +23,9 @@ from schemathesis.specs.openapi.checks import (
 from waiting import eventually, status_of
 
 import ray_slo
-from ray_slo.serve.app.openapi import document
 from ray_slo.serve.grpc import reported
 from ray_slo.serve.protos import InferRequest
+from tests.serve.openapi import document
 
 SLO_MS = 2000
 LEISURE = {"x-slo-latency-ms": "30000"}  # for requests that must be answered

@@ -2,7 +2,7 @@
 
 import httpx
 import pytest
-from apps import Greedy, Named, Network, missing_weights
+from apps import Greedy, Named, Network
 from loads import Load
 from ray import serve
 from waiting import eventually, status_of
@@ -51,19 +51,6 @@ def test_policy_chooses_and_answers_say_which(ray_cluster, handle):
     assert 70 <= seen["accuracy"]["named"] <= 90
     found = [is_frontend(n) for n in ("named", "named/named", "named/named-worker", "none")]
     assert found == [True, True, False, False]
-
-
-def test_variant_that_does_not_load_is_said_at_deploy_time(ray_cluster, monkeypatch):
-    monkeypatch.setattr("ray_slo.serve.app.build._CONSTRUCTOR_RETRIES", 1)
-    broken = Variant("broken", accuracy=99, load=missing_weights, args=("broken",))
-    deployed = App.options(variants=[QUICK, broken], name="lame")
-    try:
-        with pytest.raises(RuntimeError, match="lame failed"):
-            serve.run(deployed.bind(), name="lame", route_prefix="/lame")
-        said = serve.status().applications["lame"].deployments["lame-worker"].message
-        assert "models.lame.variants.broken: load failed: FileNotFoundError: no weights of" in said
-    finally:
-        serve.delete("lame")
 
 
 # This test is the last, because it changes the application.

@@ -19,7 +19,7 @@ from ray import serve
 
 from benchmarks.live.cluster import raylets
 from ray_slo.serve import build_app
-from ray_slo.serve.proxy.bounds import PROXY_CALLBACK, PROXY_CALLBACK_ENV
+from ray_slo.serve.deadlines import PROXY_CALLBACK, PROXY_CALLBACK_ENV
 
 HERE = Path(__file__).parent
 AHEAD_S = 3600

@@ -17,7 +17,7 @@ from torch import nn  # noqa: E402
 
 from ray_slo.models.checkpoint import PreemptionFlag, preemption_scope  # noqa: E402
 from ray_slo.models.exit_points import module_of  # noqa: E402
-from ray_slo.models.lanes import CpuLane, CudaLane, Tf32, lane_of, settled  # noqa: E402
+from ray_slo.models.lanes import CudaLane, Lane, Tf32, lane_of, settled  # noqa: E402
 from ray_slo.models.preemption import Preempted, Preemptible  # noqa: E402
 from ray_slo.models.running import SIZES, How, Runner, parse_how  # noqa: E402
 
@@ -190,7 +190,7 @@ def test_ways_are_read():
 def test_arrays_are_copied_even_where_they_are_read_only():
     array = np.zeros(3, np.uint8)
     array.flags.writeable = False
-    there = CpuLane().put(array)
+    there = Lane().put(array)
     assert there.tolist() == [0, 0, 0] and there.dtype is torch.uint8
     assert lane_of(CPU) is lane_of(torch.device("cpu"))  # one per process
 

@@ -16,7 +16,6 @@ from ray_slo.papers.groups.plans import (
     Measured,
     best_throughput,
     make_problem,
-    solve,
     to_layout,
     worth_it,
 )
@@ -190,7 +189,7 @@ def test_herd_plans_become_layouts_that_keep_their_names():
     kwargs = {"group_worker_limit": 8, "memory_mb": 2}
     problem = make_problem("herd", kwargs, demand, memory, 12, [], {})
     assert isinstance(problem, herd.Problem)
-    plan = solve(problem)
+    plan = herd.plan(problem)
     assert plan.burst_tolerance == 2.0
     first = to_layout(plan, 12, [], None, pool=True)
     assert sorted(first.sizes.values()) == [4, 8]
@@ -203,7 +202,7 @@ def test_herd_plans_become_layouts_that_keep_their_names():
     assert worth_it(problem, Layout({"l": "g7"}, {"g7": 12}), plan, 0.1)  # m and n are in none
     nobody = Measured(dict.fromkeys("lmn", 0.0), dict.fromkeys("lmn", 10.0))
     idle = make_problem("herd", kwargs, nobody, memory, 12, [], {})
-    assert not worth_it(idle, current, solve(idle), 0.1)
+    assert not worth_it(idle, current, herd.plan(idle), 0.1)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +248,7 @@ def test_partition_keeps_groups_and_moves_only_what_pays():
     problem = make_problem("partition", {}, demand, {}, 2, ["a", "b"], now.models)
     assert isinstance(problem, partition.Problem)
     assert (problem.current, problem.sub_clusters) == ((0, 0, 1, 1), 2)
-    plan = solve(problem)
+    plan = partition.plan(problem)
     layout = to_layout(plan, 2, ["a", "b"], now, pool=False)
     assert layout.sizes == {}
     sums = {g: sum(rates[m] for m in layout.of(g)) for g in "ab"}
@@ -264,7 +263,7 @@ def test_what_cannot_be_planned_says_so_and_gives_the_best_effort():
     demand = Measured({"l": 1.0, "m": 1.0}, {"l": 1.0, "m": 1.0})
     kwargs = {"memory_mb": 5}
     problem = make_problem("herd", kwargs, demand, {"l": 10.0, "m": 1.0}, 2, [], {})
-    answer = solve(problem)
+    answer = herd.plan(problem)
     assert isinstance(answer, Infeasible)
     plan = answer.best_effort
     assert plan.unplaced == ("l",)
@@ -410,7 +409,7 @@ def test_partition_knows_dynamic_memory_and_what_a_move_costs():
 
     def groups_of(kwargs):
         problem = make_problem("partition", kwargs, demand, memory, 2, ["a", "b"], now)
-        plan = solve(problem)
+        plan = partition.plan(problem)
         return problem, plan, {m: j for j, p in enumerate(plan.sub_clusters) for m in p.models}
 
     problem, plan, _ = groups_of({"dynamic_mb": {"k": 150.0}})

@@ -28,7 +28,6 @@ def assert_keeps_constraints(p: Problem, plan: Plan, budget: bool = True) -> Non
         assert s.rate <= p.max_rate * (1 + 1e-6)  # (4)
         memory = sum(m.static_mb for m in members)
         memory += max((m.dynamic_mb for m in members), default=0)
-        assert s.memory_mb == pytest.approx(memory)
         assert memory <= p.max_memory_mb * (1 + 1e-6)  # (5)
     if budget:
         assert plan.change_cost <= p.max_change_cost + 1e-6  # (10)
@@ -38,11 +37,10 @@ def cost_of_change(p: Problem, assignment) -> float:
     """Eq. 10 as it is written."""
     if p.current is None:
         return 0.0
-    cost = np.asarray(1.0 if p.change_cost is None else p.change_cost, float)
+    costs = p.change_cost or [1.0] * len(p.models)
     total = 0.0
     for i, j in itertools.product(range(len(p.models)), range(p.sub_clusters)):
-        c = cost if cost.ndim == 0 else cost[i] if cost.ndim == 1 else cost[i, j]
-        total += c * abs((assignment[i] == j) - (p.current[i] == j))
+        total += costs[i] * abs((assignment[i] == j) - (p.current[i] == j))
     return float(total)
 
 
@@ -82,11 +80,7 @@ def small(draw):
         current=draw(
             st.none() | st.tuples(*[st.integers(-1, parts - 1)] * n),
         ),
-        change_cost=draw(
-            st.none()
-            | st.tuples(*[st.sampled_from([1.0, 2.5])] * n)
-            | st.tuples(*[st.tuples(*[st.sampled_from([1.0, 3.0])] * parts)] * n)
-        ),
+        change_cost=draw(st.none() | st.tuples(*[st.sampled_from([1.0, 2.5])] * n)),
         max_change_cost=draw(st.sampled_from([math.inf, 6.0, 2.0])),
     )
 
@@ -160,8 +154,8 @@ def test_hundreds_of_models_are_even_without_a_solver(seed):
     plan = partition.plan(p)
     assert isinstance(plan, Plan)
     assert_keeps_constraints(p, plan)
-    assert plan.load_imbalance < 0.01
-    assert plan.memory_imbalance < 0.01
+    assert plan.rate_spread < 0.01 * Search(p).mean_rate
+    assert plan.memory_spread < 0.01 * Search(p).mean_static
     assert plan == partition.plan(p)  # reproducible
 
 
@@ -245,7 +239,7 @@ def test_too_small_a_change_budget_comes_with_the_price():
         ({"memory_weight": math.inf}, "memory_weight must be a finite number"),
         ({"current": (0, 0)}, "current has 2 entries for 1 models"),
         ({"current": (2,)}, "current: no sub-cluster 2 among 2"),
-        ({"change_cost": (1.0, 1.0)}, "change_cost must be at least 0 and of shape"),
+        ({"change_cost": (1.0, 1.0)}, "change_cost must be 1 numbers of at least 0"),
     ],
 )
 def test_mistakes_name_the_field(change, says):

@@ -167,46 +167,6 @@ def test_as_brute_force(backend, demand, step, any_route):
         assert share < 1
 
 
-@pytest.mark.parametrize("demand", [40, 120, 180, 400])
-def test_splits_say_the_same_as_pairs(monkeypatch, demand):
-    """Where the children are sinks, splits of the time stand in for pairs that are too slow."""
-    problem = chain(
-        demand=demand,
-        workers=4,
-        slo_s=0.13,
-        batch_sizes=(1, 2, 4, 8),
-        relative_gap=1e-7,
-        backend="highs",
-        current={("detect", "d-small"): 2, ("classify", "c-large"): 1},
-        swap_cost=0.5,
-    )
-    found = published.Graph(problem, False, True).splits
-    assert 1 < len(found) < 4 * 2, found  # fewer than configurations of the root
-    split, _ = published.plan(problem)
-    monkeypatch.setattr(published.Graph, "find_splits", lambda self: [])
-    pairs, _ = published.plan(problem)
-    assert split.step == pairs.step
-    assert split.workers == pairs.workers
-    assert split.accuracy - 0.5 * split.swaps == pytest.approx(
-        pairs.accuracy - 0.5 * pairs.swaps, rel=1e-5
-    )
-    assert split.shed_share == pytest.approx(pairs.shed_share, abs=1e-5)
-
-
-@needs_gurobi
-@pytest.mark.parametrize("make", [chain, tree])
-@pytest.mark.parametrize("demand", [40, 80, 150, 300, 500])
-def test_solvers_agree(make, demand):
-    ours, theirs = (
-        served(make(demand=demand, backend=b, relative_gap=1e-7)) for b in ("highs", "gurobi")
-    )
-    assert ours.step == theirs.step
-    assert ours.accuracy == pytest.approx(theirs.accuracy, abs=1e-2)
-    assert ours.shed_share == pytest.approx(theirs.shed_share, abs=1e-4)
-    if ours.step == "hardware":
-        assert ours.workers == theirs.workers
-
-
 @pytest.mark.parametrize("demand", [20, 80, 150, 300, 600])
 def test_trees_keep_the_constraints(demand):
     problem = tree(demand=demand)
@@ -264,7 +224,7 @@ def test_any_route_is_fast_enough():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 4, 9])
+@pytest.mark.parametrize("seed", [1, 4])
 def test_random_trees(seed):
     """a → b → c and a → d: the constraints hold, so do all routes, and the solvers agree."""
     rng = np.random.default_rng(seed)
@@ -300,13 +260,6 @@ def test_random_trees(seed):
             )
             assert other.accuracy == pytest.approx(made.accuracy, abs=1e-2)
             assert other.shed_share == pytest.approx(made.shed_share, abs=1e-4)
-
-
-def test_accuracy_falls_as_demand_grows():
-    made = [served(chain(demand=d)) for d in (60, 100, 150, 200, 300, 350)]
-    accuracies = [m.accuracy for m in made]
-    assert accuracies == sorted(accuracies, reverse=True)
-    assert accuracies[0] > accuracies[-1] + 5
 
 
 def test_the_share_that_is_shed():

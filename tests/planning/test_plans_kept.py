@@ -14,7 +14,8 @@ import pytest
 
 from benchmarks.loki import terms as loki
 from benchmarks.loki.terms.plans import workers_of
-from ray_slo.core.demand import Demand as Rates
+from ray_slo.core.demand import Holt
+from ray_slo.core.load import LoadMonitor
 from ray_slo.papers import herd, kairos, partition, routing
 from ray_slo.papers.kairos.bounds import fluid_bounds, paper_bounds
 from ray_slo.papers.ramsis import Empirical, Gamma, pareto_front, solve
@@ -26,7 +27,7 @@ from ray_slo.planning.auto.overflow import late_by_stream
 from ray_slo.planning.auto.pack import pack
 from ray_slo.planning.auto.taken import most_busy, room
 from ray_slo.policies.shared import fluid, queue_value
-from tests.kept import kept
+from tests.kept import condensed, kept
 from tests.planning.auto.cases import linear, photo, variant
 from tests.planning.examples import (
     fluid as fluid_examples,
@@ -179,7 +180,7 @@ def test_packing(seed):
         needs = {name: rng.choice([0.0, 20.0, 40.0, 60.0]) for name in names}
         found.append(pack(busy, workers, needs, 100.0, rng.choice([0.7, 1.0])))
     assert any(found) and not all(found)
-    kept(FILE, f"pack {seed}", found)
+    kept(FILE, f"pack {seed}", condensed(found))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -296,7 +297,11 @@ def test_groups_and_sub_clusters(seed):
 @pytest.mark.parametrize("kind", ["ewma", "peak", "holt"])
 def test_predicted_demand(kind):
     rng, now, rates = random.Random(7), 0.0, []
-    source = Rates(kind, 0.5, hold_windows=4, horizon_s=2.0)
+    source = (
+        Holt(0.5, horizon_s=2.0)
+        if kind == "holt"
+        else LoadMonitor(kind, 0.5, min_arrivals=1, hold_windows=4)
+    )
     for i in range(3000):
         now += rng.expovariate(80 + 60 * math.sin(i / 300))
         source.arrived(now, 1 + i % 3)

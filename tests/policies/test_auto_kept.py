@@ -8,7 +8,7 @@ from ray_slo.core import Cluster, LatencyProfile, Model, Variant
 from ray_slo.core.trees import Tree
 from ray_slo.policies.auto_settings import Shape, candidates, make
 from ray_slo.simulation import Gamma, LogNormal, Poisson, Workload, simulate
-from tests.kept import kept
+from tests.kept import condensed, kept
 from tests.policies.contract import CHAIN
 
 LINE = LatencyProfile.linear(0.002, 0.01, 16)
@@ -17,14 +17,15 @@ LARGE = LatencyProfile.linear(0.004, 0.02, 16)
 
 
 def test_the_settings_of_every_shape():
-    alone = [Tree.of_model("m", {"": 0.1})]
+    alone, every = [Tree.of_model("m", {"": 0.1})], {}
     for models, variants, kinds, sizes, tree, preempt in itertools.product(
         (1, 3), (1, 2), (1, 2), (False, True), (False, True), (False, True)
     ):
         shape = Shape(models, variants, kinds, sizes)
         found = [one.label for one in candidates(shape, CHAIN if tree else alone, preempt)]
         assert len(set(found)) == len(found)
-        kept("policies/auto", f"{tuple(shape)}, tree {tree}, preempt {preempt}", found)
+        every[f"{tuple(shape)}, tree {tree}, preempt {preempt}"] = found
+    kept("policies/auto", "settings", condensed(every))
 
 
 def a_model(name, slo_s, *variants):
@@ -53,9 +54,8 @@ def test_the_quickest_variant_is_the_fastest_that_is_loaded():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("load", [80, 250, 600])
 @pytest.mark.parametrize("case", ["one", "two", "variants"])
-def test_a_run_with_rehearsals(case, load):
+def test_a_run_with_rehearsals(case, load=250):
     popularity = {"m": 3, "n": 1} if case == "two" else None
     workload = Workload(arrivals=Gamma(rate=load, shape=0.4), popularity=popularity)
     report = simulate("auto", cluster_of(case, 3), workload, duration_s=8, seed=11)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import numpy as np
 import pytest
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 from ray_slo.core import Cluster, LatencyProfile, Model, Request, Variant
 from ray_slo.papers.herd import affinity
@@ -87,34 +84,3 @@ def test_without_preemption_the_ratio_grows_with_the_burst(burst):
     assert offline_optimum(requests, profiles, 1) == burst
     assert served(requests, profiles, 1, Flex(preemption=False)) == 1
     assert served(requests, profiles, 1, Flex()) == burst
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_the_small_program_has_the_optimum_of_the_papers(seed):
-    """The paper's (3): a variable per set of requests, start and GPU."""
-    requests, profiles, workers = instance(seed)
-    requests = requests[:6]
-    horizon = int(max(r.deadline for r in requests))
-    columns = []
-    for size in range(1, len(requests) + 1):
-        for batch in combinations(requests, size):
-            if len({r.model for r in batch}) == 1:
-                length = profiles[batch[0].model](size)
-                first = int(max(r.arrival for r in batch))  # (c)
-                last = int(min(r.deadline for r in batch) - length)  # (d)
-                columns += [
-                    (batch, t, int(length), n)
-                    for t in range(first, last + 1)
-                    for n in range(workers)
-                ]
-    rows = np.zeros((len(requests) + workers * horizon, len(columns)))
-    for v, (batch, t, length, n) in enumerate(columns):
-        rows[[requests.index(r) for r in batch], v] = 1  # (a)
-        rows[len(requests) + n * horizon + np.arange(t, t + length), v] = 1  # (b)
-    result = milp(
-        [-len(batch) for batch, *_ in columns],
-        constraints=LinearConstraint(rows, -np.inf, 1),
-        integrality=np.ones(len(columns)),
-        bounds=Bounds(0, 1),
-    )
-    assert round(-result.fun) == offline_optimum(requests, profiles, workers)

@@ -22,7 +22,7 @@ from ray_slo.core import (
 from ray_slo.policies import make_policy
 from ray_slo.policies.flex import Flex
 from ray_slo.simulation import Times, Workload, simulate
-from tests.policies.harness import Host, one_model
+from tests.policies.harness import Host
 
 
 def make_host(cluster: Cluster, **kwargs: Any) -> Host:
@@ -38,34 +38,6 @@ def some(
     count: int, deadline: float, at: float = 0.0, model: str = "m", start: int = 0
 ) -> list[Request]:
     return [Request(start + i, model, at, deadline) for i in range(count)]
-
-
-# Figure 4: r needs the GPU at once; scenario A: nothing follows, B: a burst with tight deadlines.
-
-FIGURE_4 = one_model(LatencyProfile.linear(1.0, 9.0), 10.0, 1)
-R, BURST = some(1, 10.0), some(20, 34.0, at=5.0, start=1)
-
-
-@pytest.mark.parametrize("preemption", [True, False])
-def test_figure_4_scenario_a(preemption):
-    host = make_host(FIGURE_4, preemption=preemption)
-    host.run(R)
-    assert host.timeline() == [(0.0, "w0", [0])]
-    assert not host.dropped
-
-
-def test_figure_4_scenario_b():
-    host = make_host(FIGURE_4)
-    host.run(R + BURST)
-    assert host.timeline() == [(0.0, "w0", [0]), (5.0, "w0", list(range(1, 21)))]
-    assert host.dropped == {0: (5.0, DropReason.WOULD_MISS)}
-
-
-def test_figure_4_scenario_b_without_preemption():
-    host = make_host(FIGURE_4, preemption=False)
-    host.run(R + BURST)
-    assert host.timeline() == [(0.0, "w0", [0]), (10.0, "w0", list(range(1, 16)))]
-    assert sorted(host.dropped) == [16, 17, 18, 19, 20]
 
 
 # The λ-rule

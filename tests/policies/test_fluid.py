@@ -2,9 +2,8 @@ import math
 
 import pytest
 
-from ray_slo.core import Model
 from ray_slo.policies.shared.fluid import Problem, solve
-from tests.planning.examples.fluid import model, variant
+from tests.planning.examples.fluid import model
 
 
 def test_with_room_everything_gets_the_best_variant_and_time_is_free():
@@ -75,12 +74,3 @@ def test_nothing_to_serve():
     found = solve(Problem([model()], {"m": 0.0}, {"cpu": 2}))
     assert math.isnan(found.accuracy)
     assert found.feasible
-
-
-def test_mistakes_are_named():
-    with pytest.raises(ValueError, match="rates: none for model 'm'"):
-        Problem([model()], {"n": 1.0}, {"cpu": 1})
-    with pytest.raises(ValueError, match=r"rates\['m'\] must be at least 0, got -1"):
-        Problem([model()], {"m": -1.0}, {"cpu": 1})
-    with pytest.raises(ValueError, match="variant 'v' of 'n' has no accuracy"):
-        Problem([Model("n", 0.1, (variant("v", None, 10),))], {"n": 1.0}, {"cpu": 1})

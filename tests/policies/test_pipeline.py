@@ -485,19 +485,20 @@ def test_a_request_is_not_dropped_after_it_was_cancelled() -> None:
 def test_it_measures_demand_and_factors() -> None:
     h = host(drop="none", rebalance_s=0.1)
     policy: Any = h.policy
-    assert policy.demand(0.0) == 0
+    assert policy._routes.demand(0.0) == 0
     ids = iter(range(10**6))
     for i in range(500):  # 50 per second, each makes 2 names: half of what was thought
         at = i / 50
         h.advance(at)
         h.arrive([frame(next(ids), at)])
         h.arrive([name(next(ids), at, 0.02, deadline=at + 1) for _ in range(2)])
-    assert policy.demand(h.now) == pytest.approx(50, rel=0.1)
+    assert policy._routes.demand(h.now) == pytest.approx(50, rel=0.1)
     prior, measured = 4.0 * 20, 2.0 * 500
-    assert policy.factors.of("d")["name"] == pytest.approx((prior + measured) / 520, rel=0.02)
+    found = policy._routes.factors.of("d")["name"]
+    assert found == pytest.approx((prior + measured) / 520, rel=0.02)
     # Only what finished counts, and what it made; other requests of the model are not learned from.
     h.arrive([Request(next(ids), "name", h.now, h.now + 1) for _ in range(100)])
-    assert policy.factors.of("d")["name"] < 2.4
+    assert policy._routes.factors.of("d")["name"] < 2.4
 
 
 def test_factors_survive_a_new_variant() -> None:
@@ -506,13 +507,13 @@ def test_factors_survive_a_new_variant() -> None:
     for i in range(200):
         h.advance(i / 50)
         h.arrive([frame(i, i / 50)])
-    learned = policy.factors.of("d")["name"]
+    learned = policy._routes.factors.of("d")["name"]
     assert learned < 2
     detect, names = models()
     more = replace(detect, variants=(*detect.variants, Variant("e", {"x": flat(5)}, 50.0)))
     h.change(Cluster.of([more, names], EASY))
-    assert policy.factors.of("d")["name"] == pytest.approx(learned)
-    assert policy.factors.of("e") == {"name": 1.0}
+    assert policy._routes.factors.of("d")["name"] == pytest.approx(learned)
+    assert policy._routes.factors.of("e") == {"name": 1.0}
 
 
 def test_only_batches_that_finished_are_learned_from() -> None:
@@ -523,7 +524,7 @@ def test_only_batches_that_finished_are_learned_from() -> None:
         h.finish("D", BatchStatus.FAILED)
         h.now += 0.02
     h.arrive([frame(99, h.now)])
-    assert policy.factors.of("d")["name"] == 4.0
+    assert policy._routes.factors.of("d")["name"] == 4.0
 
 
 # -- arguments -------------------------------------------------------------------------------------

@@ -3,13 +3,12 @@ from dataclasses import replace
 
 import pytest
 
-from ray_slo.core import Cluster, DispatchDelay, DropReason, LatencyProfile, Model, Request, Variant
+from ray_slo.core import Cluster, DispatchDelay, LatencyProfile, Model, Request, Variant
 from ray_slo.core.cluster import Worker
 from ray_slo.policies import make_policy
 from ray_slo.policies.batching import pace_of
 from ray_slo.policies.price import Price
 from ray_slo.policies.price_lanes import lanes_of
-from ray_slo.policies.price_load import Precision, TickedLoad
 from ray_slo.policies.shared import fluid
 from ray_slo.simulation import Trace, WorkerEvent, Workload, simulate
 from ray_slo.simulation.arrivals import Gamma
@@ -267,23 +266,6 @@ def test_accuracies_that_are_unknown_count_alike():
     assert set(report.batches.variant) == {"v0"}
 
 
-def test_a_lone_request_gets_the_best_variant_and_a_crowd_a_quick_one():
-    here = cluster(1)
-    host = Host(lambda: make_policy("price"), here)
-    host.arrive([Request(0, "m", 0.0, 0.15)])
-    assert host.sent[0].finish_at == pytest.approx(0.07)
-    host = Host(lambda: make_policy("price"), here)
-    host.arrive([Request(i, "m", 0.0, 0.15) for i in range(12)])
-    assert len(host.sent[0].ids) == 12
-    assert host.sent[0].finish_at == pytest.approx(0.054)
-
-
-def test_what_cannot_be_in_time_is_refused():
-    host = Host(lambda: make_policy("price"), cluster(1))
-    host.arrive([Request(0, "m", 0.0, 0.005)])
-    assert host.dropped[0][1] is DropReason.WOULD_MISS
-
-
 def test_batches_are_sent_ahead_by_the_delay():
     here = replace(cluster(1), delay=DispatchDelay(0.004))
     host = Host(lambda: make_policy("price"), here)
@@ -291,34 +273,6 @@ def test_batches_are_sent_ahead_by_the_delay():
     ends = [s.finish_at for s in host.sent]
     assert len(ends) > 1
     assert all(s.at < end for s, end in zip(host.sent[1:], ends, strict=False))
-
-
-def test_demand_forgets_what_it_contradicts():
-    demand = TickedLoad()
-    for _ in range(100):
-        demand.count(10, 1)
-    assert demand.mean == pytest.approx(10)
-    demand.count(60, 1)
-    assert demand.mean == pytest.approx(60)
-
-
-def test_margin_follows_what_is_measured():
-    precision = Precision()
-    for i in range(320):
-        precision.add(0.1 * (0.8 + 0.4 * (i % 100) / 100), 0.1, 0.015)
-    assert precision.margin == pytest.approx(1.19, abs=0.03)
-    assert precision.pace == pytest.approx(1.0, abs=0.05)
-    for _ in range(512):
-        precision.add(0.05, 0.1, 0.015)
-    assert precision.margin == 1.0
-    assert precision.pace == pytest.approx(0.5, abs=0.02)
-
-
-def test_short_batches_may_be_inexact():
-    precision = Precision()
-    for i in range(320):
-        precision.add(0.003 if i % 4 else 0.04, 0.001 if i % 4 else 0.04, 0.015)
-    assert precision.margin < 1.15
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,11 @@
 import doctest
-import math
 
 import numpy as np
 import pytest
 
 from ray_slo.core import LatencyProfile, Model, Variant
 from ray_slo.policies.shared import fluid, queue_value
-from ray_slo.policies.shared.queue_value import Columns, arrivals, solve
+from ray_slo.policies.shared.queue_value import arrivals, solve
 from tests.planning.examples.queue_value import VARIANTS, columns
 
 
@@ -88,19 +87,3 @@ def test_an_slo_of_hours_needs_few_lengths_of_the_queue(monkeypatch):
     for queue in (3, 30, 2130, 1_263_003):  # lengths at which h is held
         best = value.columns(offered, queue).max()
         assert value.at(np.array(queue)) == pytest.approx(best, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("field", "kwargs"),
-    [
-        ("rate", {"rate": 0.0}),
-        ("deadline_s", {"deadline_s": math.inf}),
-        ("dispersion", {"dispersion": 0.5}),
-    ],
-)
-def test_mistakes_are_named(field, kwargs):
-    arguments = {"rate": 1.0, "deadline_s": 1.0, **kwargs}
-    with pytest.raises(ValueError, match=field):
-        solve(columns(1, 0.15, *VARIANTS), **arguments)
-    with pytest.raises(ValueError, match="at least one"):
-        Columns([], [], [], [], 1.0)

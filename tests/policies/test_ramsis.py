@@ -83,13 +83,6 @@ def dispatched(host: Host) -> list[tuple[str, list[int]]]:
 # Tables ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("load", "variants"), [(5.0, "slow fast slow"), (40.0, "fast fast fast")])
-def test_the_worked_example(load, variants):
-    host = Host(lambda: Ramsis(load_rps=load), cluster(1), strict=False)
-    host.run([*requests(0.0), *requests(1.0, 1.0, start=1)])
-    assert dispatched(host) == [(v, [i]) for i, v in enumerate(variants.split())]
-
-
 def test_the_lowest_load_that_covers_is_in_force():
     tables = [table(40.0, "fast", size=3), table(10.0, "slow"), table(20.0, "fast", size=2)]
     for load, says in [(5.0, ("slow", [0])), (10.0, ("slow", [0])), (15.0, ("fast", [0, 1]))]:

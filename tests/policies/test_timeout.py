@@ -47,43 +47,10 @@ def test_eager_deteriorates_after_three_missing_requests():
     assert host.dropped[37][0] == host.dropped[38][0] == 32.0
 
 
-def test_eager_goes_at_once():
-    host = Host(Eager, one_model(LatencyProfile.linear(1.0, 5.0, 12), 12.0, 2))
-    host.run(arrivals(0.0, 0.1, 0.2, 0.3))
-    assert [at for at, _, _ in host.timeline()] == [0.0, 0.1, 6.0, 6.1]
-    assert [ids for _, _, ids in host.timeline()] == [[1], [2], [3], [4]]
-
-
-def test_timeout_counts_from_the_earliest_arrival():
-    host = Host(lambda: Timeout(2000.0), PAPER)
-    host.run(arrivals(0.0, 0.5, 1.5, 4.0))
-    assert host.timeline() == [(2.0, "w0", [1, 2, 3]), (6.0, "w1", [4])]
-
-
 def test_timeout_when_the_oldest_is_not_the_most_urgent():
     host = Host(lambda: Timeout(2000.0), PAPER)
     host.run([Request(1, "m", 0.0, 30.0), Request(2, "m", 1.0, 13.0)])
     assert host.timeline() == [(2.0, "w0", [2, 1])]
-
-
-def test_full_batch_does_not_wait():
-    host = Host(lambda: Timeout(2000.0, max_batch_size=2), PAPER)
-    host.run(arrivals(0.0, 0.5, 0.75))
-    assert host.timeline() == [(0.5, "w0", [1, 2]), (2.75, "w1", [3])]
-
-
-def test_timeout_beyond_the_slack_serves_nothing_that_has_company():
-    """The paper's rule to the letter: exec = arrival + k, and by then all are too late."""
-    host = Host(lambda: Timeout(7000.0), PAPER)
-    host.run(arrivals(0.0, 0.5))
-    assert host.dropped[1][0] == pytest.approx(6.0, abs=1e-5)
-    assert host.timeline() == [(6.5, "w0", [2])]  # which is alone then
-
-
-def test_a_lone_request_does_not_wait_until_it_is_too_late():
-    host = Host(lambda: Timeout(7000.0), PAPER)
-    host.run(arrivals(0.0))
-    assert host.timeline() == [(6.0, "w0", [1])]
 
 
 def test_margin():

@@ -18,9 +18,7 @@ from starlette.exceptions import HTTPException
 
 from ray_slo import errors
 from ray_slo.core.decisions import DropReason
-from ray_slo.serve.app.openapi import document
 from ray_slo.serve.errors import (
-    ErrorBody,
     error_body,
     error_of,
     errors_of_requests,
@@ -30,6 +28,7 @@ from ray_slo.serve.errors import (
 )
 from ray_slo.serve.grpc import grpc_code
 from ray_slo.serve.user_code import sendable
+from tests.serve.openapi import ErrorBody, document
 
 CONTEXT = {"model": "digits", "latency_slo_ms": 40.0, "predicted_finish_ms": 1540.0}
 ERRORS = [

@@ -396,7 +396,7 @@ def test_auto_sizes_and_serves_several_trees():
     # It follows the load up, and down again.
     assert report.workers_used(30, 40) > report.workers_used(5, 18) + 1
     assert report.workers_used(50, 60) < report.workers_used(30, 40) - 1
-    assert workers.workers.max() <= 8
+    assert max(n for _, n in workers) <= 8
     table = report.expected
     assert (table.expected_accuracy - table.accuracy).abs().mean() < 5
 
@@ -420,7 +420,7 @@ def test_every_group_has_a_scheduler_of_its_own():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["deferred", "kairos"])
+@pytest.mark.parametrize("policy", ["deferred"])
 def test_workers_are_there_for_large_requests_and_not_for_the_mean(policy, monkeypatch):
     profiles = {"cheap": linear(4, 6, 100), "fast": linear(0.8, 3, 100)}
     models = (auto.Model("rank", (auto.Variant("rank", 90.0, profiles),)),)
@@ -571,7 +571,7 @@ def test_sizes_that_are_not_told_take_their_time_all_the_same():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["deferred", "price"])
+@pytest.mark.parametrize("policy", ["deferred"])
 def test_a_run_is_logged_with_its_planner_and_replays(tmp_path, policy):
     models = scaled("see", 90.0, 80.0), scaled("hear", 85.0)
     tree = Tree("talk", (TreeTask("talk", "hear"), TreeTask("look", "see", "talk")), {"": 0.6})

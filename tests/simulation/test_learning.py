@@ -132,7 +132,8 @@ def share_of_chain(policy, planner, first, seed):
     [
         ("auto", "auto", 5.0),
         *((p, None, f) for p in ("pipeline", "deferred_flex") for f in (0.3, 5.0)),
-        *((p, None, 5.0) for p in KWARGS if p not in ("auto", "deferred_flex", "kairos")),
+        ("eager", None, 5.0),
+        ("price", None, 5.0),
     ],
 )
 def test_so_are_those_of_a_pipeline(policy, planner, first):

@@ -25,7 +25,8 @@ from ray_slo.record.decode import read
 from ray_slo.record.encode import Lines
 from ray_slo.record.rows import Recording, Round, Start
 from ray_slo.simulation import WorkerEvent, simulate
-from ray_slo.simulation.replay import Nearest, fit, recorded, replay, tape, truth_of, what_if
+from ray_slo.simulation.replay import recorded, replay, tape, what_if
+from ray_slo.simulation.replay.simulated import Nearest, fit, truth_of
 from ray_slo.simulation.workloads import Workload
 from tests.policies import tables
 from tests.policies.contract import (
@@ -63,15 +64,9 @@ def record(folder, policy, kwargs, rate=200, duration_s=1.5, **options):
 @pytest.mark.parametrize(
     ("policy", "kwargs"),
     [
-        ("deferred", {}),
         ("deferred", {"objective": "consolidate", "gathering": "prefix"}),
-        ("deferred_flex", {}),
-        ("eager", {"max_batch_size": 4}),
         ("flex", {"lambda_": 1.5}),
         ("kairos", {"learn": True}),
-        ("price", {}),
-        ("ramsis", {"solver": RULE}),
-        ("timeout", {"timeout_ms": 10.0}),
     ],
     ids=str,
 )
@@ -353,7 +348,9 @@ class Deaf:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "arguments"), CASES, ids=id_of)
+@pytest.mark.parametrize(
+    ("name", "arguments"), {name: (name, kwargs) for name, kwargs in CASES}.values(), ids=id_of
+)
 @settings(max_examples=4)
 @given(
     kinds=st.lists(worker_kind, max_size=3),

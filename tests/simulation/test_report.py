@@ -38,7 +38,6 @@ def test_latency_queueing_and_batches(report):
     assert report.queueing_s("m").tolist() == [5, 4]
     assert report.latency_s(50) == 11.5
     assert report.batch_sizes.tolist() == [2]
-    assert report.median_batch_per_request == 2
     assert report.requests.slack_s.tolist()[:3] == [6, 0, 1]
     assert report.requests.worker.tolist()[:4] == ["w0"] * 3 + [np.nan]
 

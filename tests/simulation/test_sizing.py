@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from ray_slo.core.documents import read_yaml
 from ray_slo.planning.catalogue import CATALOGUE
-from ray_slo.simulation.sizing import Figures, PlanSpec, size, what_if
+from ray_slo.simulation.sizing import PlanSpec, size, what_if
+from ray_slo.simulation.sizing.question import Figures
 from ray_slo.simulation.sizing.search import Search, _bounds, predicted
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -132,7 +133,8 @@ def test_two_models_are_judged_by_the_worse():
         "a": {"latency_slo_ms": 25, "profile": {"alpha_ms": 1, "beta_ms": 5}},
         "b": {"latency_slo_ms": 40, "profile": {"alpha_ms": 2, "beta_ms": 9}},
     }
-    (answer,) = size(of(models, workload={"arrivals": {"kind": "poisson", "rate": 1500}}))
+    load = {"arrivals": {"kind": "poisson", "rate": 1500}}
+    (answer,) = size(of(models, workload=load, policies=["deferred"]))
     assert answer.figures.models.keys() == {"a", "b"}
     assert answer.figures.bad_rate == max(rate for rate, _ in answer.figures.models.values())
     assert answer.figures.models["a"][1] <= 0.025
@@ -158,7 +160,7 @@ def test_no_number_of_workers_makes_one_faster():
 
 @pytest.mark.slow
 def test_the_search_ends_at_max_workers():
-    (answer,) = size(question(max_workers=3))
+    (answer,) = size(question(max_workers=3, policies=["deferred"]))
     assert answer.workers is None
     assert answer.why.startswith("no number up to 3 passes; ")
     assert answer.to_json()["bad_rate"] is None
@@ -343,6 +345,7 @@ def test_a_pool_is_for_one_model():
 @pytest.mark.slow
 def test_workers_are_where_the_search_begins():
     cluster = {"models": {"m": {"latency_slo_ms": 25, "profile": {"alpha_ms": 1, "beta_ms": 5}}}}
-    (answer,) = size(question(cluster={**cluster, "workers": 9}))
+    plain = {"policies": ["deferred"]}
+    (answer,) = size(question(cluster={**cluster, "workers": 9}, **plain))
     assert answer.probes[0][0] == 9
-    assert answer.workers == size(question())[0].workers
+    assert answer.workers == size(question(**plain))[0].workers

@@ -17,7 +17,6 @@ from ray_slo.simulation import (
     Trace,
     Workload,
     Zipf,
-    changing_rates,
 )
 from ray_slo.simulation.arrivals import at_rate
 
@@ -253,19 +252,6 @@ def test_streams_of_a_bursty_population_burst():
     gaps = np.diff(np.sort(times[streams == 0]))
     assert gaps.std() / gaps.mean() > 5  # 1 for Poisson
     assert len(times) == pytest.approx(400_000, rel=0.1)
-
-
-def test_changing_workload_follows_its_periods(make_cluster):
-    cluster = make_cluster()
-    models = list(cluster.models)
-    rates = changing_rates(models, periods=5, mean_rate=400, rng=rng())
-    assert sum(map(sum, rates.values())) / 5 == pytest.approx(400)
-    workload = Workload.changing(rates, period_s=10)
-    assert workload.length_s == 50
-    drawn = workload.generate(cluster, 50.0, rng())
-    for i, m in enumerate(models):
-        counts = np.histogram(drawn.arrival[drawn.model == i], np.arange(0, 51, 10))[0]
-        assert counts / 10 == pytest.approx(rates[m], rel=0.15, abs=2)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ray_slo.core.text import quoted
-from ray_slo.demo.digits.data import INK, SIDE, Labels, test_pngs, test_set
+from ray_slo.demo.digits.data import INK, SIDE, test_set
 from ray_slo.demo.digits.family import spec
 from ray_slo.models.loading import checked_by
 
@@ -126,12 +126,6 @@ def variants(*names: str) -> list[Variant]:
         Variant(name, accuracy=100 * share, load="ray_slo.demo.digits:load_variant", args=(name,))
         for name, share in accuracies(names or None).items()
     ]
-
-
-def payloads() -> tuple[list[bytes], Labels]:
-    """Return every held-out image as a PNG, and their digits. `ray-slo bench --payload
-    ray_slo.demo.digits:payloads` sends these."""
-    return test_pngs()
 
 
 def _refuse(got: str, wanted: str) -> ValueError:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ray import serve
-
 import ray_slo
 from ray_slo.demo.digits.plain import DigitsOverHttp
 
@@ -21,20 +19,3 @@ class BatchedDigits(DigitsOverHttp):
     @ray_slo.batch(latency_slo_ms=1000)
     def predict(self, images: list[Any]) -> list[Any]:
         return self.run(images)
-
-
-def app(
-    latency_slo_ms: float,
-    variant: str = "digits-xl",
-    num_replicas: int = 2,
-    max_batch_size: int = 32,
-) -> serve.Application:
-    """Return a Serve application that answers within ``latency_slo_ms`` milliseconds."""
-    return serve.deployment(
-        BatchedDigits,
-        name="BatchedDigits",
-        num_replicas=num_replicas,
-        max_ongoing_requests=10_000,
-        ray_actor_options={"num_cpus": 1},
-        logging_config={"enable_access_log": False},  # as in a ray-slo application
-    ).bind(variant, latency_slo_ms=latency_slo_ms, max_batch_size=max_batch_size)

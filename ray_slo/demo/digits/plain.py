@@ -85,28 +85,3 @@ class TunableDigits(PlainDigits):
             self.way = way
             self.reconfigure(json.loads(way))
         return await super().__call__(request)
-
-
-def app(
-    variant: str = "digits-xl",
-    num_replicas: int = 2,
-    batch_wait_s: float = 0.01,
-    max_batch_size: int = 32,
-    off_loop: bool = True,
-    tunable: bool = False,
-) -> serve.Application:
-    """Return a Serve application.
-
-    Args:
-        batch_wait_s: wait of `@serve.batch`, in seconds. 0.01 is its default.
-        tunable: whether requests may change the way of batching, with `WAY_HEADER`.
-    """
-    return serve.deployment(
-        TunableDigits if tunable else PlainDigits,
-        name="PlainDigits",
-        num_replicas=num_replicas,
-        max_ongoing_requests=10_000,  # the default of 5 would cap every batch at 5
-        ray_actor_options={"num_cpus": 1},
-        logging_config={"enable_access_log": False},  # as in a ray-slo application
-        user_config={"batch_wait_s": batch_wait_s, "off_loop": off_loop},
-    ).bind(variant, max_batch_size=max_batch_size)

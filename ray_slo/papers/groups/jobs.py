@@ -17,7 +17,7 @@ from typing import Any
 from ray_slo.core import LatencyProfile
 from ray_slo.core.trees import root_and_class
 from ray_slo.papers import herd, partition
-from ray_slo.papers.groups.plans import Measured, best_throughput, solve
+from ray_slo.papers.groups.plans import Measured, best_throughput
 from ray_slo.planning.brains.brain import Seen
 
 logger = logging.getLogger(__name__)
@@ -108,7 +108,8 @@ def solve_job(job: Job) -> Solved:
         measured = replace(job.measured, throughput=throughput)
         models = (replace(m, load=measured.load(m.name)) for m in problem.models)
         problem = replace(problem, models=tuple(models))
-    return Solved(problem, solve(problem), shares)
+    planner: Any = herd if isinstance(problem, herd.Problem) else partition
+    return Solved(problem, planner.plan(problem), shares)
 
 
 def profiles_of(

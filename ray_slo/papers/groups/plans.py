@@ -68,8 +68,7 @@ class Measured:
         return [stream for stream in self.rates if root_and_class(stream)[0] == model]
 
     def load(self, model: str) -> float:
-        """Return the number of workers that the model's average load needs. It is a fraction
-        (`herd.aggregate`)."""
+        """Return the number of workers that the model's average load needs. It is a fraction."""
         return sum(self.rates[s] / self.throughput[s] for s in self.of_model(model))
 
     def rate(self, model: str) -> float:
@@ -162,12 +161,6 @@ def make_problem(
         partition.Model(m, measured.rate(m), memory[m], dynamic.get(m, 0.0)) for m in models
     )
     return partition.Problem(parts, **{"sub_clusters": len(groups), **rest})
-
-
-def solve(problem: Any) -> Any:
-    """Return the planner's answer. This runs as a Ray task."""
-    planner: Any = herd if isinstance(problem, herd.Problem) else partition
-    return planner.plan(problem)
 
 
 def to_layout(

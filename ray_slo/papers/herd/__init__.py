@@ -41,7 +41,7 @@ import numpy as np
 
 from ray_slo.papers.herd.problem import Group, ModelStream, Plan, Problem
 from ray_slo.papers.herd.search import EPS, Bins, Search
-from ray_slo.papers.herd.streams import affinity, affinity_sets, aggregate
+from ray_slo.papers.herd.streams import affinity, affinity_sets
 from ray_slo.planning.milp import Indices, Milp
 from ray_slo.planning.result import Infeasible
 
@@ -52,7 +52,6 @@ __all__ = [
     "Problem",
     "affinity",
     "affinity_sets",
-    "aggregate",
     "plan",
     "program",
 ]
@@ -189,7 +188,9 @@ def _infeasible(problem: Problem, search: Search, why: str) -> Infeasible[Plan]:
             f"model {too_big[0].name!r} takes {too_big[0].memory_mb:g} MB, a worker has "
             f"{problem.memory_mb:g} MB"
         )
-    elif problem.min_headroom and not isinstance(_best(relaxed := _without(problem)), str):
+    elif problem.min_headroom and not isinstance(
+        _best(relaxed := Search(replace(problem, min_headroom=0.0))), str
+    ):
         largest = search.load.argmax()
         if (load := search.load[largest] * problem.min_headroom) > search.limit:
             why = (
@@ -212,7 +213,3 @@ def _infeasible(problem: Problem, search: Search, why: str) -> Infeasible[Plan]:
     else:
         effort = search.to_plan(search.spend(bins), math.inf, "by load per MB, as many as fit")
     return Infeasible(why or "no packing of every model was found", effort, proven=bool(why))
-
-
-def _without(problem: Problem) -> Search:
-    return Search(replace(problem, min_headroom=0.0))

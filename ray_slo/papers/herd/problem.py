@@ -29,7 +29,7 @@ class Problem:
     """A planning problem.
 
     Args:
-        models: the model-streams. `aggregate` computes their loads from streams.
+        models: the model-streams.
         workers: N, the number of workers in the cluster.
         group_worker_limit: Ḡ, the largest number of workers of one scheduler.
         memory_mb: memory of a worker for models, in MB.
@@ -77,8 +77,6 @@ class Group:
 
     workers: int
     models: tuple[str, ...]
-    affinity_set: int
-    memory_mb: float
     load: float
 
     @property

@@ -255,20 +255,14 @@ class Search:
 
     def to_plan(self, bins: Bins, bound: float, how: str) -> Plan:
         models = self.problem.models
-        memory, load = self.of_group(bins, self.memory), self.of_group(bins, self.load)
+        load = self.of_group(bins, self.load)
         members = [np.flatnonzero(bins.group == j) for j in range(len(bins.size))]
         order = sorted(
             (j for j in range(len(members)) if len(members[j])),
             key=lambda j: (-int(bins.size[j]), int(members[j][0])),
         )
         groups = tuple(
-            Group(
-                int(bins.size[j]),
-                tuple(models[k].name for k in members[j]),
-                models[members[j][0]].affinity_set,
-                float(memory[j]),
-                float(load[j]),
-            )
+            Group(int(bins.size[j]), tuple(models[k].name for k in members[j]), float(load[j]))
             for j in order
         )
         spare = self.problem.workers - sum(g.workers for g in groups)

@@ -1,38 +1,13 @@
-"""Loads of model-streams from their streams, and sets of similar models."""
+"""The affinity of models, and sets of similar ones."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[Any]
-
-
-def aggregate(model_of_stream: ArrayLike, rates: ArrayLike, throughput: ArrayLike) -> Array:
-    """Return the loads n_k of the model-streams, in workers (SHEPHERD §4, first step).
-
-    Args:
-        model_of_stream: index of each stream's model, shape (streams,).
-        rates: average requests per second, shape (streams,).
-        throughput: T_i, the largest goodput on one worker in requests per second, shape (streams,).
-            If it depends only on the model, the shape may be (models,).
-
-    Returns:
-        Σ rate_i / T_i over the streams of each model, shape (models,). The burst tolerance of a
-        model-stream is a lower bound of that of every stream in it.
-    """
-    model, rate = np.asarray(model_of_stream), np.asarray(rates, float)
-    limit = np.asarray(throughput, float)
-    if model.shape != rate.shape or model.ndim != 1:
-        raise ValueError(f"rates: {rate.shape} rates for {model.shape} streams")
-    if limit.min(initial=math.inf) <= 0:
-        raise ValueError(f"throughput must be positive, got {limit.min()}")
-    if limit.shape == model.shape:
-        return np.bincount(model, rate / limit)
-    return np.asarray(np.bincount(model, rate, len(limit)) / limit)
 
 
 def affinity(alpha: ArrayLike, beta: ArrayLike) -> Array:

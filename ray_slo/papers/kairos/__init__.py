@@ -89,7 +89,6 @@ def plan(market: Market, bound: Bound = "fluid") -> Rented | Infeasible[Rented]:
     if isinstance(ranked, Infeasible):
         return ranked
     t, base, counts, bounds, limited = ranked
-    considered = len(counts)
     if bound == "fluid":
         full = counts @ t.prices + t.prices.min() > market.budget_per_hour * (1 + 1e-12)
         counts, bounds, limited = counts[full], bounds[full], limited[full]
@@ -101,7 +100,7 @@ def plan(market: Market, bound: Bound = "fluid") -> Rented | Infeasible[Rented]:
         distance = ((near[:, None] - near[None]) ** 2).sum(axis=(1, 2))
         chosen = int(distance.argmin())
         rule = "nearest to the other nine of the ten highest upper bounds"
-    mine, other = by_name(t, counts[chosen]), None
+    mine = by_name(t, counts[chosen])
     if len(mine) == 1:
         limit = "it serves all sizes alone"
     elif limited[chosen]:
@@ -111,18 +110,9 @@ def plan(market: Market, bound: Bound = "fluid") -> Rented | Infeasible[Rented]:
     text = f"{text_of(mine)}, at most {bounds[chosen]:.4g} requests/s: {rule}; {limit}."
     if len(counts) > 1:
         runner_up = 1 if chosen == 0 else 0
-        other = by_name(t, counts[runner_up])
-        text += f" Runner-up: {text_of(other)}, at most {bounds[runner_up]:.4g}/s."
-    return Rented(
-        mine,
-        float(counts[chosen] @ t.prices),
-        float(bounds[chosen]),
-        t.names[base],
-        "base" if limited[chosen] else "auxiliary",
-        other,
-        considered,
-        text,
-    )
+        other = text_of(by_name(t, counts[runner_up]))
+        text += f" Runner-up: {other}, at most {bounds[runner_up]:.4g}/s."
+    return Rented(mine, float(counts[chosen] @ t.prices), float(bounds[chosen]), text)
 
 
 def _ranked(
@@ -159,7 +149,7 @@ def _best_effort(market: Market, t: Tables, reason: str) -> Infeasible[Rented]:
     affordable = np.flatnonzero(t.prices <= market.budget_per_hour).tolist()
     reach = t.reach[affordable].max(initial=0)
     if reach == 0:
-        nothing = Rented({}, 0.0, 0.0, "", "base", None, 0, "nothing can be served")
+        nothing = Rented({}, 0.0, 0.0, "nothing can be served")
         return Infeasible(f"{reason}; no type within the budget meets the SLO at any size", nothing)
     largest = int(t.sizes[reach - 1])
     sizes = np.asarray(market.sizes)
@@ -224,10 +214,4 @@ def search(
             live &= ~(counts <= counts[i]).all(axis=1)
         scale = 1.0 if margin is None else attained + margin
         live &= bounds * scale > best_throughput
-    return Found(
-        by_name(t, counts[best]),
-        best_throughput,
-        tuple(evaluated),
-        len(counts),
-        len(counts) - len(evaluated),
-    )
+    return Found(by_name(t, counts[best]), best_throughput, tuple(evaluated), len(counts))

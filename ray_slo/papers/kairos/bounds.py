@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -197,6 +197,6 @@ def by_name(t: Tables, row: Ints) -> Configuration:
     return {n: int(c) for n, c in zip(t.names, row, strict=True) if c}
 
 
-def text_of(counts: Configuration) -> str:
-    """Return a configuration in words."""
-    return " + ".join(f"{c} {n}" for n, c in counts.items())
+def text_of(counts: Mapping[str, int]) -> str:
+    """Return a configuration in words, without types that are not rented."""
+    return " + ".join(f"{c} {n}" for n, c in counts.items() if c)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,20 +62,12 @@ class Rented:
         counts: number of rented instances by type.
         cost_per_hour: total cost.
         bound: upper bound on its throughput, requests per second.
-        base: name of the base type.
-        bottleneck: "base" if the base limits the throughput, otherwise "auxiliary".
-        runner_up: the second-best configuration. None if there is only one.
-        considered: number of configurations with a bound.
         explanation: the choice in words.
     """
 
     counts: Configuration
     cost_per_hour: float
     bound: float
-    base: str
-    bottleneck: Literal["base", "auxiliary"]
-    runner_up: Configuration | None
-    considered: int
     explanation: str
 
 
@@ -88,16 +80,9 @@ class Found:
         throughput: result of `evaluate` for it.
         evaluated: configurations and their throughputs, in order of evaluation.
         space: number of configurations in the search space.
-        pruned: number of configurations that needed no evaluation.
     """
 
     counts: Configuration
     throughput: float
     evaluated: tuple[tuple[Configuration, float], ...] = field(repr=False)
     space: int = 0
-    pruned: int = 0
-
-    @property
-    def share(self) -> float:
-        """Share of the space that was evaluated."""
-        return len(self.evaluated) / self.space

@@ -19,11 +19,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt, field_validator
+from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt
 
 from ray_slo.core.documents import Strict
 from ray_slo.papers import kairos
@@ -71,16 +71,9 @@ class Arguments(Strict):
     bound: Literal["fluid", "paper"] = "fluid"
     follow_load: bool = True
     attained: float = Field(default=0.75, gt=0, le=1)
-    sizes: dict[PositiveInt, PositiveFloat] | None = None
+    sizes: Annotated[dict[PositiveInt, PositiveFloat], Field(min_length=1)] | None = None
     requests: PositiveInt = 1000
     max_evaluations: PositiveInt = 12
-
-    @field_validator("sizes")
-    @classmethod
-    def _some(cls, value: dict[int, float] | None) -> dict[int, float] | None:
-        if value is not None and not value:
-            raise ValueError("name at least one size, or leave it out")
-        return value
 
 
 def mix(
@@ -100,7 +93,7 @@ def mix(
     Raises:
         ValueError: the budget allows too many configurations.
     """
-    if not _is_plain(problem):
+    if len(problem.variant) != 1 or len(problem.streams) != 1:
         return _by_program(problem, last, arguments, min_gain)
     if problem.present is not None:
         return _meanwhile(problem, arguments)
@@ -147,7 +140,7 @@ def mix(
         chosen, why = current, f"no other serves much more; {why}"
     mine = dict(zip(names, counts[chosen].tolist(), strict=True))
     text = (
-        f"{_text(mine)} at {cost[chosen]:.4g} per hour, "
+        f"{kairos.text_of(mine)} at {cost[chosen]:.4g} per hour, "
         f"of {market.budget_per_hour:g}: {why}. "
         f"At most {bounds[chosen]:.4g} req/s, {attained:.0%} of that is taken for sustained."
     )
@@ -160,16 +153,7 @@ def _meanwhile(problem: Problem, arguments: Arguments) -> Plan | Infeasible[Plan
     assert there is not None
     row = np.array([[there.get(t.name, 0) for t in market.types]])
     most = arguments.attained * float(kairos.fluid_bounds(market, row)[0])
-    return _planned(problem, there, most, f"{_text(there)}, about {most:.4g} req/s.")
-
-
-def _text(counts: Mapping[str, int]) -> str:
-    return kairos.text_of({name: count for name, count in counts.items() if count})
-
-
-def _is_plain(problem: Problem) -> bool:
-    """Return whether there is one model with one variant and one SLO."""
-    return len(problem.variant) == 1 and len(problem.streams) == 1
+    return _planned(problem, there, most, f"{kairos.text_of(there)}, about {most:.4g} req/s.")
 
 
 def _market(problem: Problem, arguments: Arguments) -> Market:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
 from ray_slo.core.arguments import AtLeast0, Count, NonNegative, check_fields
 from ray_slo.planning.milp import Backend
 
@@ -35,7 +33,7 @@ class Problem:
             R̄ / S̄; both spreads then count as shares of their averages.
         current: present sub-cluster of each model, shape (m,). −1 for a new model. None at the
             start.
-        change_cost: c, the cost of loading or unloading a model, shape (m,) or (m, l). None: 1.
+        change_cost: c, the cost of loading or unloading each model, shape (m,). None: 1.
         max_change_cost: C_max, the largest total cost of changes.
         tolerance: if the spread is below this share of the averages, the MILP is not solved.
         time_limit_s: time limit of the MILP, in seconds. With 0, it is not solved.
@@ -50,7 +48,7 @@ class Problem:
     max_memory_mb: AtLeast0 = math.inf
     memory_weight: NonNegative | None = None
     current: tuple[int, ...] | None = None
-    change_cost: tuple[float, ...] | tuple[tuple[float, ...], ...] | None = None
+    change_cost: tuple[float, ...] | None = None
     max_change_cost: AtLeast0 = math.inf
     tolerance: AtLeast0 = 1e-3
     time_limit_s: AtLeast0 = 10.0
@@ -73,24 +71,19 @@ class Problem:
                 raise ValueError(
                     f"current: no sub-cluster {bad[0]} among {parts} (−1 is a new model)"
                 )
-        if self.change_cost is not None:
-            cost = np.asarray(self.change_cost, float)
-            if cost.shape not in ((count,), (count, parts)) or not (cost >= 0).all():
-                raise ValueError(
-                    f"change_cost must be at least 0 and of shape ({count},) or "
-                    f"({count}, {parts}), got shape {cost.shape}"
-                )
+        if self.change_cost is not None and (
+            len(self.change_cost) != count or not all(c >= 0 for c in self.change_cost)
+        ):
+            raise ValueError(f"change_cost must be {count} numbers of at least 0")
 
 
 @dataclass(frozen=True)
 class SubCluster:
-    """A sub-cluster. `memory_mb` is the static memory of all its models, plus the largest dynamic
-    memory of one."""
+    """A sub-cluster."""
 
     models: tuple[str, ...]
     rate: float
     static_mb: float
-    memory_mb: float
 
 
 @dataclass(frozen=True)
@@ -109,18 +102,3 @@ class Plan:
     change_cost: float
     unplaced: tuple[str, ...]
     explanation: str
-
-    @property
-    def load_imbalance(self) -> float:
-        """(max − min) / average of the rates (Figure 16)."""
-        return _imbalance([s.rate for s in self.sub_clusters])
-
-    @property
-    def memory_imbalance(self) -> float:
-        """(max − min) / average of the static memory (Figure 16)."""
-        return _imbalance([s.static_mb for s in self.sub_clusters])
-
-
-def _imbalance(values: list[float]) -> float:
-    average = sum(values) / len(values)
-    return (max(values) - min(values)) / average if average else 0.0

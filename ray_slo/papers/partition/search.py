@@ -36,10 +36,8 @@ class Search:
         self.scale = self.mean_rate + weight * self.mean_static or 1.0
         count = len(models)
         self.current = np.array(problem.current or [-1] * count, int)
-        given = np.asarray(1.0 if problem.change_cost is None else problem.change_cost, float)
-        self.cost = np.broadcast_to(
-            given[:, None] if given.ndim == 1 else given, (count, self.parts)
-        )
+        cost = problem.change_cost or [1.0] * count
+        self.cost = np.repeat(np.array(cost, float)[:, None], self.parts, axis=1)
         self.budget = problem.max_change_cost if problem.current is not None else math.inf
         # Cost of having model i in sub-cluster j: loading it there, and unloading it where it is.
         known = np.flatnonzero(self.current >= 0)
@@ -251,13 +249,12 @@ class Search:
 
     def to_plan(self, group: Array, bound: float, how: str) -> Plan:
         models = self.problem.models
-        rate, static, dynamic = self.totals(group)
+        rate, static, _ = self.totals(group)
         parts = tuple(
             SubCluster(
                 tuple(models[i].name for i in np.flatnonzero(group == j)),
                 float(rate[j]),
                 float(static[j]),
-                float(static[j] + dynamic[j]),
             )
             for j in range(self.parts)
         )

@@ -90,7 +90,14 @@ class Kernel:
         # Whether variant m can take all n within the slack, shape (N, J, M).
         fits = self.latency.T[:, None, :] <= self.slacks_s[None, :, None] + 1e-9
         self.fits: NDArray[np.bool_] = fits
+        # The possible latencies of full batches, shape (latencies,), and the index of
+        # (variant, n − 1) among them, shape (M, N). It is −1 for a latency that is not used.
+        self.used_latencies, self.latency_index = self._used()
         self._cells()
+        # The probability of each phase, shape (N, J, phases), and the expected waiting time of the
+        # most urgent of n requests, in seconds, shape (N, J). There is one phase per request to
+        # another worker (round robin), or one per stream.
+        self.phases, self.waits = self._histories()
 
     # States -----------------------------------------------------------------------------------
 
@@ -169,18 +176,6 @@ class Kernel:
         slots = np.searchsorted(self.slacks_s, slack_s + 1e-9, side="right") - 1
         return np.asarray(np.maximum(slots, 0))
 
-    @property
-    def phases(self) -> Floats:
-        """Probability of each phase, shape (N, J, phases). There is one phase per request to
-        another worker (round robin), or one per stream."""
-        return self._histories[0]
-
-    @property
-    def waits(self) -> Floats:
-        """Expected waiting time of the most urgent of n requests, in seconds, shape (N, J)."""
-        return self._histories[1]
-
-    @cached_property
     def _histories(self) -> tuple[Floats, Floats]:
         """Return `phases` and `waits`. The waiting times in a slot are weighted by the probability
         that n requests came in them."""
@@ -221,7 +216,6 @@ class Kernel:
         """The variant that serves n requests fastest (§4.3.1), shape (N,)."""
         return np.asarray(np.argmin(self.latency, axis=0))
 
-    @cached_property
     def _used(self) -> tuple[Floats, Ints]:
         """Return the possible latencies of full batches, and the index of (variant, n − 1) among
         them."""
@@ -234,14 +228,6 @@ class Kernel:
         index = np.full(self.latency.shape, -1)
         index[used] = inverse
         return values, index
-
-    @property
-    def used_latencies(self) -> Floats:
-        return self._used[0]
-
-    @property
-    def latency_index(self) -> Ints:
-        return self._used[1]
 
     @cached_property
     def first(self) -> Floats:

@@ -11,6 +11,10 @@ from ray_slo.papers.ramsis.problem import Problem
 from ray_slo.papers.ramsis.solver import solve
 from ray_slo.papers.ramsis.table import PolicySet, Table
 
+# The smallest relative distance of two loads, even if the accuracy falls steeply between them
+# (above capacity).
+_LEAST_STEP = 0.01
+
 
 def solve_set(
     problem: Problem,
@@ -19,7 +23,6 @@ def solve_set(
     low: float | None = None,
     high: float | None = None,
     step_accuracy: float = 1.0,
-    min_step: float = 0.01,
     mapper: Callable[..., Iterable[Table]] = map,
     progress: Callable[[Table], None] | None = None,
     existing: PolicySet | None = None,
@@ -33,8 +36,6 @@ def solve_set(
         low, high: ends of the range. Without `rates`, the defaults are 5 % and 100 % of
             `problem.capacity`.
         step_accuracy: largest difference of the expected accuracies, in percentage points.
-        min_step: smallest relative distance of two loads, even if the accuracy falls steeply
-            between them (above capacity).
         mapper: `map` (solves here, one table after the other), the `map` of a
             `ProcessPoolExecutor`, or a function that maps problems to Ray tasks.
         progress: called with every solved table.
@@ -63,12 +64,12 @@ def solve_set(
             tables[table.rate] = table
             if progress is not None:
                 progress(table)
-        todo = _between(tables, ends, step_accuracy, min_step) if ends else []
+        todo = _between(tables, ends, step_accuracy) if ends else []
     return PolicySet(tuple(tables.values()))
 
 
 def _between(
-    tables: dict[float, Table], ends: Sequence[float], step_accuracy: float, min_step: float
+    tables: dict[float, Table], ends: Sequence[float], step_accuracy: float
 ) -> list[float]:
     """Return the rates to solve next. If two tables are far apart, there are several between
     them."""
@@ -76,7 +77,7 @@ def _between(
     result: list[float] = []
     for a, b in pairwise(known):
         gap = abs(tables[a].expected_accuracy - tables[b].expected_accuracy)
-        if gap > step_accuracy and b > a * (1 + 2 * min_step):
+        if gap > step_accuracy and b > a * (1 + 2 * _LEAST_STEP):
             pieces = min(int(np.ceil(gap / step_accuracy)), 4)
             result += np.linspace(a, b, pieces + 1)[1:-1].tolist()
     return result

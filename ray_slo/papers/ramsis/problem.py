@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+from ray_slo.core.arguments import Count, NonNegative, Positive, check_fields
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.papers.ramsis.arrivals import POISSON, Arrivals
 
@@ -19,14 +19,6 @@ Discretization = Literal["fld", "model_based"]
 Batching = Literal["maximal", "variable"]
 Objective = Literal["per_query", "per_batch"]
 Late = Literal["serve", "drop"]
-
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "balancing": get_args(Balancing),
-    "discretization": get_args(Discretization),
-    "batching": get_args(Batching),
-    "objective": get_args(Objective),
-    "late": get_args(Late),
-}
 
 
 def profile_hash(variants: Sequence[VariantProfile]) -> str:
@@ -69,17 +61,17 @@ class Problem:
     """
 
     variants: tuple[VariantProfile, ...]
-    slo_s: float
-    rate: float
-    num_workers: int
+    slo_s: Positive
+    rate: Positive
+    num_workers: Count
     balancing: Balancing = "round_robin"
     discretization: Discretization = "fld"
-    num_slacks: int = 100
-    max_queue: int | None = None
+    num_slacks: Count = 100
+    max_queue: Count | None = None
     batching: Batching = "maximal"
     objective: Objective = "per_query"
     late: Late = "serve"
-    late_penalty: float = 100.0
+    late_penalty: NonNegative = 100.0
     arrivals: Arrivals = POISSON
     pareto: bool = True
 
@@ -93,21 +85,7 @@ class Problem:
         for name, accuracy, _ in self.variants:
             if not 0 <= accuracy <= 100:
                 raise ValueError(f"accuracy of {name!r} must be 0 … 100 percent, got {accuracy}")
-        for field in ("slo_s", "rate"):
-            value = getattr(self, field)
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{field} must be positive, got {value}")
-        for field in ("num_workers", "num_slacks", "max_queue"):
-            value = getattr(self, field)
-            if value is not None and value < 1:
-                raise ValueError(f"{field} must be at least 1, got {value}")
-        if not (math.isfinite(self.late_penalty) and self.late_penalty >= 0):
-            raise ValueError(f"late_penalty must be at least 0, got {self.late_penalty}")
-        for field, valid in _CHOICES.items():
-            if getattr(self, field) not in valid:
-                raise ValueError(
-                    f"{field} must be one of {', '.join(valid)}; got {getattr(self, field)!r}"
-                )
+        check_fields(self)
         if min(p.latency(1) for _, _, p in self.variants) > self.slo_s:
             fastest = min(p.latency(1) for _, _, p in self.variants)
             raise ValueError(
@@ -152,8 +130,20 @@ class Problem:
     def options(self) -> dict[str, Any]:
         """Return all fields but variants and rate, as JSON data. Tables of one set have the same
         options."""
-        numbers = ("slo_s", "num_workers", "num_slacks", "max_queue", "late_penalty", "pareto")
-        chosen = {name: getattr(self, name) for name in (*_CHOICES, *numbers)}
+        names = (
+            "balancing",
+            "discretization",
+            "batching",
+            "objective",
+            "late",
+            "slo_s",
+            "num_workers",
+            "num_slacks",
+            "max_queue",
+            "late_penalty",
+            "pareto",
+        )
+        chosen = {name: getattr(self, name) for name in names}
         return {**chosen, "arrivals": self.arrivals.to_json()}
 
 

@@ -106,8 +106,8 @@ class SolveSpec(Frozen):
     late_penalty: NonNegativeFloat = 100.0
     pareto: bool = True
 
-    def problem(self, base: str | Path = ".", rate: float = 1.0) -> Problem:
-        """Return the problem at a rate. Files are relative to `base`."""
+    def problem(self, base: str | Path = ".") -> Problem:
+        """Return the problem at one request per second. Files are relative to `base`."""
         own = {"latency_slo_ms", "variants", "loads", "arrivals"}
         options: dict[str, Any] = {
             name: getattr(self, name) for name in type(self).model_fields if name not in own
@@ -128,11 +128,7 @@ class SolveSpec(Frozen):
         return Problem(
             variants=tuple(variants),
             slo_s=self.latency_slo_ms / 1e3,
-            rate=rate,
+            rate=1.0,
             arrivals=arrivals,
             **options,
         )
-
-    def load_arguments(self) -> dict[str, Any]:
-        """Return the arguments of `solve_set` other than the problem."""
-        return self.loads.model_dump()

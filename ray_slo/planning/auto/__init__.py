@@ -5,7 +5,7 @@ of each kind for each variant (`program.py`), what each worker loads (`pack.py`)
 to real workers (`place.py`).
 """
 
-from ray_slo.planning.auto.place import place, swaps
+from ray_slo.planning.auto.place import place
 from ray_slo.planning.auto.plan import Plan, Prices, Slot, Step
 from ray_slo.planning.auto.problem import (
     LOKI,
@@ -38,5 +38,4 @@ __all__ = [
     "most_accurate",
     "place",
     "plan",
-    "swaps",
 ]

@@ -130,7 +130,8 @@ def _packed(
     made: list[Shares] = []
     for of_class, count in zip(classes, counts, strict=True):
         busy = {use.config.variant: use.busy for use in of_class}
-        found = pack(busy, count, needs_mb(program, kind, of_class), kind.memory_mb, most)
+        needs = {use.config.variant: program.needs_mb(use.pair) for use in of_class}
+        found = pack(busy, count, needs, kind.memory_mb, most)
         if found is None:
             return None
         made += found
@@ -188,13 +189,6 @@ def _divided(
         i = max(range(len(counts)), key=lambda i: busy[i] / counts[i])
         counts[i] += 1
     return counts
-
-
-def needs_mb(program: Program, kind: Kind, uses: Sequence[Use]) -> dict[str, float]:
-    """Return the memory of each variant on a kind, in MB."""
-    variants = program.problem.variant
-    names = [use.config.variant for use in uses]
-    return {name: variants[name].memory_mb.get(kind.name, 0.0) for name in names}
 
 
 def _as_it_is(program: Program, kind: Kind, uses: Sequence[Use], most: int) -> list[Shares] | None:

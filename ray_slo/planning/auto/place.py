@@ -72,17 +72,6 @@ def _assign(
     return {workers[j][0]: slots[i] for i, j in zip(rows.tolist(), columns.tolist(), strict=True)}
 
 
-def swaps(
-    placed: Mapping[WorkerId, Slot], workers: Mapping[WorkerId, tuple[str, Collection[str]]]
-) -> int:
-    """Return the number of swaps: variants to load on workers that have other variants."""
-    return sum(
-        len(set(slot.variants) - set(workers[worker][1]))
-        for worker, slot in placed.items()
-        if workers[worker][1]
-    )
-
-
 def most_valuable(slots: Sequence[Slot], count: int) -> list[Slot]:
     """Return at most `count` slots. The next one is always for the variant with the smallest
     covered share of its load, because a request may need all variants."""

@@ -368,8 +368,7 @@ class Problem:
         return next(tree for tree in self.trees if tree.name == root)
 
     def slo_s(self, stream: str) -> float:
-        root, slo_class = root_and_class(stream)
-        return next(tree for tree in self.trees if tree.name == root).slos_s[slo_class]
+        return self.tree_of(stream).slos_s[root_and_class(stream)[1]]
 
     def variants_of(self, task: TreeTask) -> tuple[Variant, ...]:
         return self.model[task.model].variants

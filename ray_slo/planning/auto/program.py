@@ -28,12 +28,12 @@ a larger batch in time makes less work. For a model that several nodes use, bina
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
 
-from ray_slo.planning.auto.graph import NO_TIME, Graph
+from ray_slo.planning.auto.graph import NO_TIME, Graph, Path
 from ray_slo.planning.auto.limits import Limits, Room
 from ray_slo.planning.auto.problem import Problem
 from ray_slo.planning.auto.rows import add_alone, add_batch_sizes, add_room, add_swaps
@@ -101,7 +101,7 @@ class Program:
         free = objective in ("share", "value")
         least, most = (0.0, 1.0) if free else (np.array(shares), np.array(shares))
         self.share, self.asked = m.variables("share served", count, least, most), shares
-        self.c = {s: m.variables(f"c: {s}", self._paths(s)) for s in g.streams}
+        self.c = {s: m.variables(f"c: {s}", len(self._paths(s))) for s in g.streams}
         self.w = {
             node: m.variables(f"w: {'/'.join(node)}", len(of.configs))
             for node, of in g.nodes.items()
@@ -119,8 +119,8 @@ class Program:
         self._objective(m, objective)
         return m
 
-    def _paths(self, stream: str) -> int:
-        return len(self.graph.paths[self.problem.tree_of(stream).name])
+    def _paths(self, stream: str) -> list[Path]:
+        return self.graph.paths[self.problem.tree_of(stream).name]
 
     def _workers(self, m: Milp) -> None:
         problem, kinds = self.problem, self.problem.kinds
@@ -168,7 +168,9 @@ class Program:
         """Add rows: workers are busy with the requests on the paths of their variant."""
         g, c = self.graph, self.c[stream]
         rate = self.problem.rate(stream)
-        for node in self._nodes(stream):
+        paths = self._paths(stream)
+        for task in self.problem.tree_of(stream).order:
+            node = stream, task.name
             of = g.nodes[node]
             names = list(of.paths)
             of_variant = np.array(
@@ -178,7 +180,7 @@ class Program:
             arriving = np.zeros((len(names), c.size))
             for row, name in enumerate(names):
                 for j in of.paths[name]:
-                    arriving[row, j] = -self._path(stream, j).arrivals
+                    arriving[row, j] = -paths[j].arrivals
             m.block(
                 f"work: {'/'.join(node)}",
                 (served, np.broadcast_to(self.w[node], served.shape)),
@@ -278,7 +280,7 @@ class Program:
             if not self.crowded(kind.name):
                 continue
             room_mb = kind.memory_mb * self.limits.memory.get(kind.name, 1.0)
-            needs = np.array([self._needs_mb(pair) for pair in self.pairs]) * of_kind[i] / room_mb
+            needs = np.array([self.needs_mb(pair) for pair in self.pairs]) * of_kind[i] / room_mb
             m.block(f"memory: {kind.name}", (needs, self.x), (-1, self.n[[i]]), upper=0)
             for parts in range(1, _PARTS + 1):
                 large = (needs > 1 / (parts + 1) + EPS).astype(float)
@@ -294,14 +296,15 @@ class Program:
 
     def crowded(self, kind: str) -> bool:
         """Return whether a worker of a kind has too little memory for all variants."""
-        needs_mb = sum(self._needs_mb(pair) for pair in self.pairs if pair[1] == kind)
+        needs_mb = sum(self.needs_mb(pair) for pair in self.pairs if pair[1] == kind)
         return needs_mb > self.problem.kind[kind].memory_mb * self.limits.memory.get(kind, 1.0)
 
     def _tells_hosts_apart(self, kind: str) -> bool:
         here = any(hosted.kind == kind for hosted in self.problem.current)
         return not self.problem.sharing or self.crowded(kind) or here
 
-    def _needs_mb(self, pair: tuple[str, str]) -> float:
+    def needs_mb(self, pair: tuple[str, str]) -> float:
+        """Return the memory of a variant on a kind, in MB."""
         variant, kind = pair
         return self.problem.variant[variant].memory_mb.get(kind, 0.0)
 
@@ -391,15 +394,9 @@ class Program:
         return np.array(
             [
                 g.accuracy(tree, p) / len(sinks) if p.task in sinks else 0.0
-                for p in g.paths[tree.name]
+                for p in self._paths(stream)
             ]
         )
-
-    def _nodes(self, stream: str) -> Iterator[tuple[str, str]]:
-        return (node for node in self.graph.nodes if node[0] == stream)
-
-    def _path(self, stream: str, j: int) -> Any:
-        return self.graph.paths[self.problem.tree_of(stream).name][j]
 
 
 def cost_weights(problem: Problem) -> Floats:

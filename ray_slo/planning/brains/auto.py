@@ -303,7 +303,7 @@ class AutoBrain(Brain):
         self._look(now, seen)
         if hopeless and self._solved is None:
             self._homes.give_up(now)
-        if choosing := self._choosing:
+        if choosing := self._setting.choosing:
             fits = {kind: self._known.all_fit(seen, kind) for kind in choosing}
             free = {w: says for w, says in seen.workers.items() if fits.get(says.kind)}
             told = {w: Wanted((), self._all(seen, says.kind)) for w, says in free.items()}
@@ -312,11 +312,6 @@ class AutoBrain(Brain):
             rest = {w: says for w, says in seen.workers.items() if w not in free}
             return told | (self._placed(now, seen, hopeless, rest) if rest else {})
         return self._placed(now, seen, hopeless, seen.workers)
-
-    @property
-    def _choosing(self) -> frozenset[str]:
-        """The kinds for which the policy chooses among the variants that a worker has loaded."""
-        return self._setting.choosing if self._setting.assigns else frozenset(self._kinds)
 
     def _placed(
         self, now: float, seen: Seen, hopeless: bool, workers: Mapping[str, WorkerSays]
@@ -342,7 +337,7 @@ class AutoBrain(Brain):
         fits = partial(self._known.fit, seen)
         breaks = not self._setting.make_before_break
         told = self._steps.towards(placed, workers, serving, fits, breaks)
-        for worker in [w for w in told if seen.workers[w].kind in self._choosing]:
+        for worker in [w for w in told if seen.workers[w].kind in self._setting.choosing]:
             told[worker] = told[worker]._replace(assigned=())
         for kind in self._kinds:
             also_measure(self._known, seen, kind, told)

@@ -27,10 +27,8 @@ class AutoSetting:
         first_workers: the initial number of workers, by kind.
         scales: kinds whose workers Serve starts and stops as the plan says. It stops the youngest
             first.
-        assigns: whether the policy follows the plan's assignment of variants to workers. Otherwise
-            the policy chooses among the variants that a worker has loaded.
-        choosing: kinds for which the policy chooses although `assigns` is set. Their group has a
-            policy of its own.
+        choosing: kinds for which the policy chooses among the variants that a worker has loaded.
+            For others, it follows the plan's assignment.
         plan: function that solves the problem. It is a function at the top of a module, or a
             partial call of one.
         sized: models whose sizes must be known before the first plan.
@@ -49,7 +47,6 @@ class AutoSetting:
     problem: Problem
     first_workers: Mapping[str, int] = field(default_factory=dict)
     scales: frozenset[str] = frozenset()
-    assigns: bool = True
     interval_s: float = 10.0
     up_s: Mapping[str, float] = field(default_factory=dict)
     down_s: Mapping[str, float] = field(default_factory=dict)

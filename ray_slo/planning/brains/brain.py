@@ -106,11 +106,6 @@ class Counts(NamedTuple):
     bad: Mapping[str, int] = {}
     waiting: Mapping[str, int] = {}
 
-    @property
-    def total(self) -> int:
-        """Number of requests from clients."""
-        return sum(self.requests.values())
-
     def since(self, before: Counts) -> Counts:
         """Return how much the counts have grown since the earlier counts `before`; `waiting` is
         that of now."""

@@ -24,18 +24,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
-
-from ray_slo.core.arguments import Count, NonNegative, checked
 from ray_slo.core.cluster import Cluster, Kind
-from ray_slo.core.decisions import Action, Decision, Dispatch, Preempt
-from ray_slo.core.policy import Abilities
+from ray_slo.core.decisions import Decision, Dispatch, Preempt
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.queues import DeadlineQueue
 from ray_slo.core.requests import BatchOutcome, Request, WorkerId
-from ray_slo.policies.batching import LIVE_MARGIN
+from ray_slo.policies.flex import Shepherd
 from ray_slo.policies.shared.refusals import TOLERANCE_S, drops
 from ray_slo.policies.shared.timers import Timers
 
@@ -74,58 +69,17 @@ class _Worker:
     is_deaf: bool = False  # its batch was preempted and still runs
 
 
-class ExactFlex(Abilities):
-    """Algorithms 1 and 2 (SHEPHERD §5.2, Appendix C).
+class ExactFlex(Shepherd):
+    """Algorithms 1 and 2 (SHEPHERD §5.2, Appendix C). The arguments are those of `Flex`."""
 
-    Args:
-        lambda_: a batch this many times as large preempts; above 1.
-        preemption: False for "SHEPHERD-NP" (§7.2).
-        max_batch_size: upper bound beside the profile's (§5.2: 128).
-        margin_ms: kept between a batch's predicted finish and its tightest deadline.
-        preempt_delay_ms: expected from a preemption until the worker is free. Default: what the
-            cluster says.
-
-    Raises:
-        ValueError: an argument out of its range.
-    """
-
-    serves_late: ClassVar[bool] = False
     counts_requests = True
-    chooses_variants = False
-    serves_tasks = False
 
-    beyond: ClassVar[dict[str, str]] = {}
-    """Arguments of the improved policy that contradict the paper's, and why."""
-
-    @staticmethod
-    def live_arguments(shortest_slo_ms: float) -> dict[str, Any]:
-        """As of `Flex`."""
-        return {"margin_ms": LIVE_MARGIN * shortest_slo_ms}
-
-    @checked
-    def __init__(
-        self,
-        *,
-        lambda_: Annotated[float, Field(gt=1)] = 3.03,
-        preemption: bool = True,
-        max_batch_size: Count = 128,
-        margin_ms: NonNegative = 0.0,
-        preempt_delay_ms: NonNegative | None = None,
-    ) -> None:
-        self._lambda = lambda_
-        self.preempts = preemption
-        self._max_batch_size = max_batch_size
-        self._margin_s = margin_ms / 1e3
-        self._preempt_delay_ms = preempt_delay_ms
-        self._preempt_delay_s = 0.0
-        self._cluster = Cluster({}, {})
+    def _begin(self) -> None:
         self._models: dict[str, _Model] = {}
         self._workers: dict[WorkerId, _Worker] = {}
         self._new: dict[_Model, None] = {}  # got requests since the last preemption was ruled out
         self._search = False  # for a worker to preempt
         self._drops = Timers[_Model]()
-        self._serial = self._batch_id = 0
-        self._actions: list[Action] = []
 
     # Events ----------------------------------------------------------------------------------
 

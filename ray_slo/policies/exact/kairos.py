@@ -66,7 +66,6 @@ class ExactKairos(Kairos):
         if not ready.any():
             self._wake_at = self._next_ready(now)
             return
-        self.matchings += 1
         w, n, t = self._waiting, len(self._waiting.requests), self._tables
         wait = np.maximum(self._free_at - now, self._delay_s)  # the rest of a running batch
         total = t.latency[w.model[:n], w.size[:n]][:, self._kind] + wait  # L

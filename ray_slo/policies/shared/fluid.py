@@ -48,9 +48,6 @@ class Problem:
         loaded: loaded variants by kind of worker. A missing kind has all variants loaded.
         hardware: hardware (key of the profiles) by kind of worker. The default is the kind's name.
         violation_cost: cost of a request that is not served, in points of accuracy.
-
-    Raises:
-        ValueError: a model has no rate, or a variant no accuracy, or a number is negative.
     """
 
     models: Sequence[Model]
@@ -59,20 +56,6 @@ class Problem:
     loaded: Mapping[str, frozenset[str]] | None = None
     hardware: Mapping[str, str] | None = None
     violation_cost: float = 1000.0
-
-    def __post_init__(self) -> None:
-        for model in self.models:
-            if model.name not in self.rates:
-                raise ValueError(
-                    f"rates: none for model {model.name!r}; there are {', '.join(self.rates)}"
-                )
-            for variant in model.variants:
-                if variant.accuracy is None:
-                    raise ValueError(f"variant {variant.name!r} of {model.name!r} has no accuracy")
-        for field in ("rates", "workers"):
-            for name, value in getattr(self, field).items():
-                if not (math.isfinite(value) and value >= 0):
-                    raise ValueError(f"{field}[{name!r}] must be at least 0, got {value}")
 
 
 @dataclass(frozen=True)

@@ -65,10 +65,9 @@ class Columns:
             seconds.
         latency_s: time for which the worker is busy, in seconds.
         weight: share of the worker in the pool's speed: 1 / K for K equal workers.
-        cost: other costs of the batch, in points of accuracy.
     """
 
-    _ORDER = ("size", "accuracy", "time_s", "latency_s", "weight", "cost")
+    _ORDER = ("size", "accuracy", "time_s", "latency_s", "weight")
     __slots__ = _ORDER
 
     def __init__(
@@ -78,16 +77,12 @@ class Columns:
         time_s: Sequence[float] | Array,
         latency_s: Sequence[float] | Array,
         weight: Array | float,
-        cost: Array | float = 0.0,
     ) -> None:
         self.size = np.asarray(size, dtype=np.int64)
         self.accuracy = np.asarray(accuracy, dtype=float)
         self.time_s = np.asarray(time_s, dtype=float)
         self.latency_s = np.asarray(latency_s, dtype=float)
         self.weight = np.broadcast_to(np.asarray(weight, dtype=float), self.size.shape)
-        self.cost = np.broadcast_to(np.asarray(cost, dtype=float), self.size.shape)
-        if not len(self.size):
-            raise ValueError("columns: there must be at least one")
 
     def __len__(self) -> int:
         return len(self.size)
@@ -107,7 +102,6 @@ class QueueValue:
         h: value of a queue of −owed … limit requests relative to an empty one, in points of
             accuracy, shape (owed + limit + 1,).
         owed: largest number of requests that idle workers may wait for.
-        iterations: number of steps of the policy iteration.
     """
 
     def __init__(
@@ -121,7 +115,6 @@ class QueueValue:
     ) -> None:
         self.rate = rate
         self.gain = 0.0
-        self.iterations = 0
         self.owed = owed
         self.h = np.zeros(owed + limit + 1)
         self._dispersion = dispersion
@@ -175,7 +168,7 @@ class QueueValue:
         left = np.maximum(queue[:, None] - columns.size, 0)
         work_s = columns.weight * (columns.latency_s + missing / self.rate)
         held = columns.size * columns.time_s + (left + 0.5 * self.rate * work_s) * work_s
-        reward = columns.size * columns.accuracy - columns.cost - self._held * held
+        reward = columns.size * columns.accuracy - self._held * held
         return after, reward - self.gain * work_s
 
 
@@ -196,17 +189,7 @@ def solve(
         dispersion: variance of the number of arrivals in a short time, over its mean. It is at
             least 1. At 1, the number is Poisson distributed; above, negative binomial.
         violation_cost: cost of a request that is given up, in points of accuracy.
-
-    Raises:
-        ValueError: the rate, deadline or dispersion is out of its range.
     """
-    for name, amount, least in (
-        ("rate", rate, 0.0),
-        ("deadline_s", deadline_s, 0.0),
-        ("dispersion", dispersion, 1.0),
-    ):
-        if not (math.isfinite(amount) and amount >= least and amount > 0):
-            raise ValueError(f"{name} must be finite, positive and at least {least}, got {amount}")
     largest = int(columns.size.max())
     work_s = columns.weight * columns.latency_s
     # From twice the load that can be served, higher loads have the same decisions.
@@ -218,7 +201,7 @@ def solve(
     value = QueueValue(rate, deadline_s, dispersion, violation_cost, limit, owed)
     iteration = _Iteration(columns, value, deadline_s, limit)
     policy = iteration.first()
-    for value.iterations in range(1, _MAX_ITERATIONS + 1):
+    for _ in range(_MAX_ITERATIONS):
         iteration.evaluate(policy)
         better = iteration.improved(policy)
         if (better == policy).all():

@@ -54,23 +54,16 @@ class Task:
 
     def said(self) -> dict[str, Any]:
         """Its fields of `TaskConfig`."""
-        given: dict[str, Any] = {
-            "callable": self.callable,
-            "model": self.model,
-            "parent": self.parent,
-            "variants": self.variants,
-            "args": self.args,
-            "kwargs": self.kwargs,
-            "accuracy": self.accuracy,
-            "factors": self.factors,
-            "max_outputs": self.max_outputs,
-        }
         if not isinstance(self.options, Mapping):
             raise ValueError(
                 f"options of task {self.name!r}: must be a mapping, got {quoted(self.options)}"
             )
         unsaid = vars(Task(self.name))
-        said = {n: v for n, v in given.items() if v is not None and v != unsaid[n]}
+        said = {
+            n: v
+            for n, v in vars(self).items()
+            if n != "options" and v is not None and v != unsaid[n]
+        }
         return said | dict(self.options)
 
 

@@ -93,7 +93,6 @@ class Batcher:
         self._caution = Caution()
         self._metrics = BatchMetrics(name)
         self._fastest_s = math.inf
-        self._ended_at = -math.inf
         self._after = Quantile(0.95, prior=FEW_SAMPLES)  # s until a caller goes on with its answer
         self._announced_at = -math.inf
         self._ids = itertools.count()
@@ -322,8 +321,8 @@ class Batcher:
                 self._running -= 1
                 del self._due[dispatch.batch_id]
                 self._exploring -= exploring
-                self._ended_at = time.monotonic()
-                self._metrics.ended(self._ended_at - started, len(self._waiting))
+                ended = time.monotonic()
+                self._metrics.ended(ended - started, len(self._waiting))
                 outcome = BatchOutcome(
                     dispatch.batch_id, dispatch.requests, started, finished, status
                 )

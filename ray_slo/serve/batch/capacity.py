@@ -16,21 +16,16 @@ import uuid
 from collections import Counter
 from collections.abc import Iterable
 from contextvars import Context, ContextVar
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ray_slo.serve.deadlines import ARRIVED_HEADER, BATCH_HEADER, note_headers, without_request
 from ray_slo.serve.proxy.modes import has_door_before, since
 
+if TYPE_CHECKING:
+    from ray_slo.serve.batch.batcher import Batcher
+
 _BATCH, _ARRIVED = BATCH_HEADER.encode(), ARRIVED_HEADER.encode()
 _PROCESS = uuid.uuid4().hex[:8]
-
-
-class Function(Protocol):
-    """A function with `@ray_slo.batch`."""
-
-    @property
-    def capacity(self) -> float:
-        """Calls per second that it can answer in time."""
 
 
 class Uses:
@@ -47,12 +42,12 @@ class Uses:
 
     def __init__(self, before_s: float) -> None:
         self.before_s = before_s
-        self.calls: Counter[Function] = Counter()
+        self.calls: Counter[Batcher] = Counter()
         self._came_at = self._since = time.monotonic()
         self._open = 0  # calls without an answer
         self._inside_s = self._longest_s = self._planned_s = 0.0
 
-    def begin(self, function: Function, slo_s: float) -> None:
+    def begin(self, function: Batcher, slo_s: float) -> None:
         """Note a call of a function with this SLO, in seconds."""
         if not self._open:
             self._since, self._longest_s = time.monotonic(), 0.0

@@ -10,6 +10,7 @@ from typing import Any
 
 from ray import serve
 
+from ray_slo.serve import user_code
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.messages import BatchReport, Heartbeat, Lead, epoch_of
 from ray_slo.serve.ray_private.actors import find_actor, in_time
@@ -59,7 +60,7 @@ class WorkerLink:
             errors = [call.exception() for call in done]
             if None in errors:
                 for call in left:
-                    call.add_done_callback(_ignored)
+                    call.add_done_callback(user_code.heard)
                 return
         raise errors[0] or ConnectionError("no scheduler")
 
@@ -78,11 +79,6 @@ class WorkerLink:
     def _heard(self, lead: Lead) -> None:
         if lead.term:
             self._on_lead(self, lead)
-
-
-def _ignored(call: asyncio.Future[None]) -> None:
-    if not call.cancelled():
-        call.exception()
 
 
 class _Candidate:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from ray_slo.core.explain import Misplaced
 from ray_slo.core.text import quoted
-from ray_slo.serve.config.common import MOST_REPLICAS, StrictConfig, check_name
+from ray_slo.serve.config.common import MOST_REPLICAS, StrictConfig, check_name, names
 from ray_slo.serve.config.models import ModelConfig
 from ray_slo.serve.config.pipeline import PipelineConfig
 from ray_slo.serve.config.policy import PolicyConfig
@@ -199,11 +199,11 @@ class AppConfig(Settings):
         "max_batch_size": "write it under models.NAME",
     }
 
-    models: dict[str, ModelConfig] = Field(default_factory=dict)
-    pipelines: dict[str, PipelineConfig] = Field(default_factory=dict)
+    models: Annotated[dict[str, ModelConfig], names("model")] = Field(default_factory=dict)
+    pipelines: Annotated[dict[str, PipelineConfig], names("pipeline")] = Field(default_factory=dict)
     pipeline: PipelineConfig | None = None
     workers: Workers | None = None
-    groups: dict[str, GroupConfig] = Field(default_factory=dict)
+    groups: Annotated[dict[str, GroupConfig], names("group")] = Field(default_factory=dict)
     planner: PlannerConfig | None = None
     policy: PolicyConfig = Field(default_factory=PolicyConfig)
 
@@ -211,27 +211,6 @@ class AppConfig(Settings):
     @classmethod
     def _planner_by_name(cls, value: Any) -> Any:
         return {"name": value} if isinstance(value, str) else value
-
-    @field_validator("workers")
-    @classmethod
-    def _some_workers(cls, value: dict[str, WorkerConfig] | None) -> Any:
-        if value is not None and not value:
-            raise ValueError("name at least one kind of worker, got {}")
-        return value
-
-    @field_validator("models")
-    @classmethod
-    def _model_names(cls, value: dict[str, ModelConfig]) -> dict[str, ModelConfig]:
-        for name in value:
-            check_name("model", name)
-        return value
-
-    @field_validator("pipelines")
-    @classmethod
-    def _pipeline_names(cls, value: dict[str, PipelineConfig]) -> dict[str, PipelineConfig]:
-        for name in value:
-            check_name("pipeline", name)
-        return value
 
     @model_validator(mode="after")
     def _one_form(self) -> AppConfig:
@@ -242,15 +221,6 @@ class AppConfig(Settings):
                 f"{', '.join(self.pipelines)}",
             )
         return self
-
-    @field_validator("groups")
-    @classmethod
-    def _group_names(cls, value: dict[str, GroupConfig]) -> dict[str, GroupConfig]:
-        for name, group in value.items():
-            check_name("group", name)
-            if not group.workers:
-                raise Misplaced(f"{name}.workers", "name at least one kind of worker, got {}")
-        return value
 
     @property
     def planned_by(self) -> PlannerConfig | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict
 
@@ -29,11 +29,16 @@ def check_name(what: str, name: str) -> None:
         )
 
 
-def _class_names(value: dict[str, float]) -> dict[str, float]:
-    for name in value:
-        check_name("SLO class", name)
-    return value
+def names(what: str) -> AfterValidator:
+    """Return the check of the names in a mapping."""
+
+    def checked(value: Any) -> Any:
+        for name in value:
+            check_name(what, name)
+        return value
+
+    return AfterValidator(checked)
 
 
-SloClasses = Annotated[dict[str, SloMs], AfterValidator(_class_names)]
+SloClasses = Annotated[dict[str, SloMs], names("SLO class")]
 """Latency SLOs in milliseconds that clients may name instead of the usual one."""

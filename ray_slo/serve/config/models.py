@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
@@ -13,7 +13,7 @@ from ray_slo.core.explain import Misplaced, explained
 from ray_slo.core.names import import_attr
 from ray_slo.core.pages import PAGE, pointed
 from ray_slo.core.text import quoted, type_in_words
-from ray_slo.serve.config.common import SloClasses, StrictConfig, check_name
+from ray_slo.serve.config.common import SloClasses, StrictConfig, names
 from ray_slo.serve.config.user_class import check_arguments, check_user_class
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class Served(StrictConfig):
     callable: str | Callable[..., Any]
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = Field(default_factory=dict)
-    variants: dict[str, VariantConfig] = Field(default_factory=dict)
+    variants: Annotated[dict[str, VariantConfig], names("variant")] = Field(default_factory=dict)
     accuracy: float | None = Field(default=None, ge=0, le=100)
     max_batch_size: int = Field(default=64, ge=1, le=4096)
     profile: str | None = None
@@ -169,13 +169,6 @@ class Served(StrictConfig):
                 **{field: getattr(variant, field) for field in VariantConfig.model_fields}
             )
         return named
-
-    @field_validator("variants")
-    @classmethod
-    def _variant_names(cls, value: dict[str, VariantConfig]) -> dict[str, VariantConfig]:
-        for name in value:
-            check_name("variant", name)
-        return value
 
     @model_validator(mode="after")
     def _one_accuracy(self) -> Served:

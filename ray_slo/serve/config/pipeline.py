@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
 from ray_slo.core.documents import SloMs
 from ray_slo.core.explain import Misplaced
 from ray_slo.core.names import nearest
-from ray_slo.serve.config.common import SloClasses, StrictConfig, check_name
+from ray_slo.serve.config.common import SloClasses, StrictConfig, names
 from ray_slo.serve.config.models import ModelConfig, Served
 
 MAX_OUTPUTS = 5000  # items that a task may make for one request, if nobody says otherwise
@@ -94,18 +94,11 @@ class PipelineConfig(StrictConfig):
             its own name unless it sets `model`.
     """
 
-    tasks: dict[str, TaskConfig] = Field(min_length=1)
+    tasks: Annotated[dict[str, TaskConfig], Field(min_length=1), names("task")]
     latency_slo_ms: SloMs
     slo_classes: SloClasses = Field(default_factory=dict)
     join: str | Callable[..., Any] | None = None
     path_accuracies: dict[str, float] = Field(default_factory=dict)
-
-    @field_validator("tasks")
-    @classmethod
-    def _task_names(cls, value: dict[str, TaskConfig]) -> dict[str, TaskConfig]:
-        for name in value:
-            check_name("task", name)
-        return value
 
     @model_validator(mode="after")
     def _is_a_tree(self) -> PipelineConfig:
@@ -179,15 +172,14 @@ class PipelineConfig(StrictConfig):
                 owner[variant] = name
 
     def _check_paths(self) -> None:
-        valid = self.paths
+        valid = ["/".join(variant for _, variant in path) for path in self.paths]
         for path, accuracy in self.path_accuracies.items():
-            if tuple(path.split("/")) not in valid:
-                names = ["/".join(p) for p in valid]
-                shown = names[:8]
+            if path not in valid:
+                shown = valid[:8]
                 raise Misplaced(
                     f"path_accuracies.{path}",
                     f"no path from the root to a last task; they are {', '.join(shown)}"
-                    f"{', …' * (len(valid) > len(shown))}{nearest(path, names)}",
+                    f"{', …' * (len(valid) > len(shown))}{nearest(path, valid)}",
                 )
             if not 0 <= accuracy <= 100:
                 raise Misplaced(
@@ -230,23 +222,19 @@ class PipelineConfig(StrictConfig):
         }
 
     @property
-    def measured_paths(self) -> dict[tuple[str, ...], float]:
-        """`path_accuracies` by the variants as a tuple."""
-        return {tuple(path.split("/")): value for path, value in self.path_accuracies.items()}
+    def paths(self) -> tuple[tuple[tuple[str, str], ...], ...]:
+        """Every path from the root to a last task: its tasks, each with a variant."""
+        found: list[tuple[tuple[str, str], ...]] = []
 
-    @property
-    def paths(self) -> tuple[tuple[str, ...], ...]:
-        """Every path: its variants, from the root to a last task."""
-        found: list[tuple[str, ...]] = []
-
-        def walk(task: str, before: tuple[str, ...]) -> None:
+        def walk(task: str, before: tuple[tuple[str, str], ...]) -> None:
             below = self.children(task)
             config = self.tasks[task]
             for variant in config.variants or (config.model or task,):
+                path = (*before, (task, variant))
                 if not below:
-                    found.append((*before, variant))
+                    found.append(path)
                 for child in below:
-                    walk(child, (*before, variant))
+                    walk(child, path)
 
         walk(self.root, ())
         return tuple(found)

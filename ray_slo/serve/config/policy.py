@@ -63,14 +63,15 @@ class PolicySpec(Strict):
             instead = "write `policy: {name: auto, kwargs: {preempt: true}}`"
         return f"the policy {quoted(self.name)} of this application stops no batch; {instead}"
 
-    def refuse(self, sized: bool) -> None:
-        """Refuse a model that this policy cannot serve.
+    def refusal(self, sized: bool) -> str:
+        """Why this policy cannot serve a model, and what to choose instead; "" if it can.
 
         Args:
-            sized: its requests have sizes.
-
-        Raises:
-            ValueError: the reason, and what to choose instead.
+            sized: the model's requests have sizes.
         """
         if sized:
-            refuse_sizes(self.name, self.kwargs)
+            try:
+                refuse_sizes(self.name, self.kwargs)
+            except ValueError as error:
+                return str(error)
+        return ""

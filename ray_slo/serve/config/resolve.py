@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ray_slo.core.explain import explaining, validated
@@ -333,21 +333,16 @@ def _check_groups(config: AppConfig, planner: PlannerConfig | None) -> None:
         )
     homes = homes_of(listed, _together(config)) if places else listed
     for (name, _), models in zip(config.all_pipelines.items(), _together(config), strict=True):
-        if split := sorted({homes[model] for model in models if model in homes}):
-            _check_whole(config.pipeline_field(name), split)
+        split = sorted({homes[model] for model in models if model in homes})
+        if len(split) > 1:
+            raise ValueError(
+                f"{config.pipeline_field(name)}: its tasks are in the groups {', '.join(split)}; a "
+                "group's scheduler does not know the latencies of other groups' workers, and "
+                "cannot leave time for them; list the models of all tasks in one group"
+            )
     if config.policy.name is not None and all(group.policy for group in config.groups.values()):
         raise ValueError("policy: every group names one of its own; leave this out")
     if len(config.kinds) < sum(len(group.workers) for group in config.groups.values()):
         raise ValueError(
             f"groups: {', '.join(config.groups)} have workers of the same name; rename one group"
-        )
-
-
-def _check_whole(field: str, groups: Sequence[str]) -> None:
-    """Refuse a pipeline whose tasks are in several groups."""
-    if len(groups) > 1:
-        raise ValueError(
-            f"{field}: its tasks are in the groups {', '.join(groups)}; a group's scheduler does "
-            "not know the latencies of other groups' workers, and cannot leave time for them; "
-            "list the models of all tasks in one group"
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from ray_slo.core.trees import DEFAULT_CLASS, Tree, TreeTask
 from ray_slo.serve.config.models import ModelConfig
@@ -37,29 +37,16 @@ def _slos_s(said: ModelConfig | PipelineConfig) -> dict[str, float]:
 
 
 def _tree(name: str, pipeline: PipelineConfig, keys: Mapping[str, Mapping[str, str]]) -> Tree:
+    model_of = {task: said.model or task for task, said in pipeline.tasks.items()}
     tasks = []
     for task, parent in pipeline.parents.items():
-        model = pipeline.tasks[task].model or task
+        model = model_of[task]
         factors = pipeline.factors_of(task)
         by_key = {keys[model][variant]: made for variant, made in factors.items()}
         tasks.append(TreeTask(task, model, parent, by_key))
-    shape = Tree(name, tuple(tasks), _slos_s(pipeline))
     measured = {
-        path: pipeline.path_accuracies[said]
-        for said, path in _paths(shape, shape.root, keys)
-        if said in pipeline.path_accuracies
+        tuple(keys[model_of[task]][variant] for task, variant in path): accuracy
+        for path in pipeline.paths
+        if (accuracy := pipeline.path_accuracies.get("/".join(v for _, v in path))) is not None
     }
-    return Tree(name, shape.tasks, shape.slos_s, measured)
-
-
-def _paths(
-    tree: Tree, task: str, keys: Mapping[str, Mapping[str, str]]
-) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Every path of variants from a task to a last task: own names, and keys."""
-    children = tree.children(task)
-    for name, key in keys[tree[task].model].items():
-        if not children:
-            yield name, (key,)
-        for child in children:
-            for said, path in _paths(tree, child, keys):
-                yield f"{name}/{said}", (key, *path)
+    return Tree(name, tuple(tasks), _slos_s(pipeline), measured)

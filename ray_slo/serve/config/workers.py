@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from ray_slo.core.explain import Misplaced
 from ray_slo.core.names import nearest
 from ray_slo.planning.catalogue import CATALOGUE, InstanceType, Price
-from ray_slo.serve.config.common import MOST_REPLICAS, StrictConfig, check_name
+from ray_slo.serve.config.common import MOST_REPLICAS, StrictConfig, names
 from ray_slo.serve.config.policy import PolicyConfig
 
 # Options of `serve.deployment`, and of Serve's `autoscaling_config`, that have no meaning here.
@@ -235,13 +235,13 @@ class WorkerConfig(ServeOptions):
         return dict(self.ray_actor_options or {})
 
 
-def _kind_names(value: dict[str, WorkerConfig]) -> dict[str, WorkerConfig]:
-    for name in value:
-        check_name("worker", name)
+def _some(value: dict[str, WorkerConfig]) -> dict[str, WorkerConfig]:
+    if not value:
+        raise ValueError("name at least one kind of worker, got {}")
     return value
 
 
-Workers = Annotated[dict[str, WorkerConfig], AfterValidator(_kind_names)]
+Workers = Annotated[dict[str, WorkerConfig], AfterValidator(_some), names("worker")]
 """Workers by hardware kind."""
 
 

@@ -18,7 +18,6 @@ import orjson
 from starlette.responses import Response
 
 from ray_slo.core.trees import Tree
-from ray_slo.serve.config.spec import VariantRef
 from ray_slo.serve.frontend.tree import Node, Visit
 
 
@@ -101,23 +100,6 @@ class Answer:
         if self.stages:
             headers["x-slo-stages"] = ", ".join(map(str, self.stages))
         return headers
-
-
-def answer_of(
-    result: Any, task: str, variant: VariantRef, visit: Visit, latency_s: float, slo_s: float
-) -> Answer:
-    """Return the answer of a request at one task, or at a single model."""
-    return Answer(
-        result=result,
-        model=task,
-        variant=variant.name,
-        accuracy=variant.accuracy,
-        batch_size=visit.batch_size,
-        queue_ms=visit.queue_s * 1e3,
-        exec_ms=visit.exec_s * 1e3,
-        latency_ms=latency_s * 1e3,
-        latency_slo_ms=slo_s * 1e3,
-    )
 
 
 def path_accuracy(

@@ -90,8 +90,7 @@ class Frontend:
             workers,
             self._channel,
             spawn=self._spawn,
-            shortfall=self._shortfall,
-            start_s=self._start_s,
+            plan_says=self._plan_says,
         )
         self._ledger = Ledger(
             spec,
@@ -100,8 +99,7 @@ class Frontend:
             self._metrics,
             clock=time.monotonic,  # uvloop's loop.time() has a resolution of only 1 ms
             spawn=self._spawn,
-            shortfall=self._shortfall,
-            start_s=self._start_s,
+            plan_says=self._plan_says,
         )
         demand = around.demand or self._plan
         self._service = Service(spec, self._ledger, self._hooks, self._metrics, demand)
@@ -275,11 +273,9 @@ class Frontend:
             self._service.turned_away(asked.stream, 1)
             raise refusal
 
-    def _shortfall(self) -> str | None:
-        return None if self._plan is None else self._plan.shortfall
-
-    def _start_s(self) -> float | None:
-        return None if self._plan is None else self._plan.start_s
+    def _plan_says(self) -> tuple[str | None, float | None]:
+        """Return what the plan cannot serve, and why; and how long a worker's start took."""
+        return (None, None) if self._plan is None else (self._plan.shortfall, self._plan.start_s)
 
     def _expected(self) -> dict[str, Expected]:
         """Return the predictions for clients' requests. They come from the current plan, otherwise

@@ -175,8 +175,8 @@ class Ledger:
 
     Args:
         spawn: function that runs a coroutine as a task.
-        shortfall: function that returns what the plan cannot serve, and why.
-        start_s: function that returns the last measured time of a worker's start, in seconds.
+        plan_says: function that returns what the plan cannot serve, and why; and the last measured
+            time of a worker's start, in seconds.
     """
 
     def __init__(
@@ -188,8 +188,7 @@ class Ledger:
         *,
         clock: Callable[[], float],
         spawn: Callable[[Coroutine[Any, Any, None]], Any],
-        shortfall: Callable[[], str | None] = lambda: None,
-        start_s: Callable[[], float | None] = lambda: None,
+        plan_says: Callable[[], tuple[str | None, float | None]] = lambda: (None, None),
     ) -> None:
         self._spec = spec
         self._variants = spec.variants()
@@ -200,7 +199,7 @@ class Ledger:
         self._metrics = metrics
         self._clock = clock
         self._spawn = spawn
-        self._shortfall, self._start_s = shortfall, start_s
+        self._plan_says = plan_says
         self._entries: dict[int, Entry] = {}
         self._overhead = Quantile(0.95, prior=FEW_SAMPLES)
         self._owed = Owed(workers, clock=clock, spawn=spawn, overhead_s=lambda: self.overhead_s)
@@ -323,6 +322,7 @@ class Ledger:
 
     def _refused(self, refusal: Refusal) -> None:
         now = self._clock()
+        shortfall, start_s = self._plan_says()
         for entry in filter(None, map(self._entries.get, refusal.request_ids)):
             if refusal.reason == DropReason.EXPIRED:
                 slo_ms = entry.asked.slo_s * 1e3
@@ -330,7 +330,7 @@ class Ledger:
                 _fail(entry, Expired(said, **entry.context))
                 continue
             why = f"refused early: {DropReason(refusal.reason).why}"
-            if shortfall := self._shortfall():
+            if shortfall:
                 why += f"; the plan falls short: {shortfall}"
             finish_ms = (now + refusal.finish_in_s - entry.asked.arrival) * 1e3
             late_s = self._owed.late_s(entry.model, now)
@@ -339,7 +339,7 @@ class Ledger:
             if refusal.reason == DropReason.WOULD_MISS:
                 why += f"; {said}"
             elif refusal.reason == DropReason.NO_WORKER:
-                again_s = self._start_s()
+                again_s = start_s
             _refuse(entry, why, refusal.reason, finish_ms, again_s)
 
     # -- to a worker -----------------------------------------------------------------------

@@ -14,7 +14,7 @@ from ray_slo.core.requests import Upstream
 from ray_slo.core.trees import Tree, TreeTask
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.errors import RefusedEarly, SLOError, outcome_of
-from ray_slo.serve.frontend.answer import Answer, answer_of, joined_answer, path_accuracy
+from ray_slo.serve.frontend.answer import Answer, joined_answer, path_accuracy
 from ray_slo.serve.frontend.hooks import Hooks
 from ray_slo.serve.frontend.ledger import GRACE_S, Asked, Entry, Ledger
 from ray_slo.serve.frontend.surroundings import Demand
@@ -148,9 +148,8 @@ class Service:
 
     async def _answer_one(self, asked: Asked, item: Any, trace: RequestTrace) -> Answer:
         model, hooks = asked.model, self._hooks
-        item = await hooks.preprocessed(model, asked, item, is_own=True)
         entry = Entry(next(self._ids), model, asked, item, asked.arrival, trace=trace)
-        await self._measure(entry)
+        await self._prepare(entry)
         value, visit = await self._ledger.serve(entry)
         if isinstance(value, Outputs) and model in self._shared:
             value = value.result  # items for child tasks have no use without a pipeline
@@ -158,11 +157,11 @@ class Service:
             value = await hooks.postprocessed(model, asked, value)
         return self._describe(entry, visit, value, time.monotonic() - asked.arrival)
 
-    async def _measure(self, entry: Entry) -> None:
-        """Get the size of an item, and count it."""
-        if entry.model in self._hooks.sizes:
-            is_own = entry.upstream is None
-            entry.size = await self._hooks.size(entry.model, entry.asked, entry.item, is_own=is_own)
+    async def _prepare(self, entry: Entry) -> None:
+        """Preprocess an item, get its size, and count it."""
+        model, asked, is_own = entry.model, entry.asked, entry.upstream is None
+        entry.item = await self._hooks.preprocessed(model, asked, entry.item, is_own=is_own)
+        entry.size = await self._hooks.size(model, asked, entry.item, is_own=is_own)
         self._sized(entry)
 
     def _sized(self, entry: Entry) -> None:
@@ -173,7 +172,17 @@ class Service:
         """Return the answer of the model or task that served a request."""
         variant = self._ledger.variant(entry.model, visit.variant)
         slo_s = entry.asked.slo_s - (entry.entered - entry.asked.arrival)  # exact for a client's
-        return answer_of(value, entry.task or entry.model, variant, visit, latency_s, slo_s)
+        return Answer(
+            result=value,
+            model=entry.task or entry.model,
+            variant=variant.name,
+            accuracy=variant.accuracy,
+            batch_size=visit.batch_size,
+            queue_ms=visit.queue_s * 1e3,
+            exec_ms=visit.exec_s * 1e3,
+            latency_ms=latency_s * 1e3,
+            latency_slo_ms=slo_s * 1e3,
+        )
 
     # -- a pipeline ------------------------------------------------------------------------
 
@@ -210,13 +219,8 @@ class Service:
         return self._serve_entry(entry)
 
     async def _prepare_and_serve(self, entry: Entry) -> tuple[Any, Visit]:
-        asked, is_own = entry.asked, entry.upstream is None
         try:
-            if entry.model in self._hooks.preprocess:
-                entry.item = await self._hooks.preprocessed(
-                    entry.model, asked, entry.item, is_own=is_own
-                )
-            await self._measure(entry)
+            await self._prepare(entry)
         except BaseException as error:
             self._task_failed(entry, error)
             raise

@@ -82,8 +82,8 @@ class Workers:
     Args:
         handles: handles by kind.
         spawn: function that runs a coroutine as a task.
-        shortfall: function that returns what the plan cannot serve, and why.
-        start_s: function that returns the last measured time of a worker's start, in seconds.
+        plan_says: function that returns what the plan cannot serve, and why; and the last measured
+            time of a worker's start, in seconds.
     """
 
     def __init__(
@@ -94,15 +94,14 @@ class Workers:
         channel: Channel,
         *,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
-        shortfall: Callable[[], str | None],
-        start_s: Callable[[], float | None] = lambda: None,
+        plan_says: Callable[[], tuple[str | None, float | None]],
     ) -> None:
         self._spec = spec
         self._around = around
         self._handles = {kind: of_any_size(handle) for kind, handle in handles.items()}
         self._channel = channel
         self._spawn = spawn
-        self._shortfall, self._start_s = shortfall, start_s
+        self._plan_says = plan_says
         needs = {name: tree.models for name, tree in spec.trees.items()}
         self.startup = Startup(needs, spec.error_details)
         self._loop = asyncio.get_running_loop()
@@ -301,7 +300,7 @@ class Workers:
                     return
                 if self._meeting.done() and self._meeting.exception() is not None:
                     self._meeting = self._spawn(self._meet())
-                self.startup.plan_says(self._shortfall(), self._start_s())
+                self.startup.plan_says(*self._plan_says())
                 states = await self._loop.run_in_executor(
                     None, self._around.states, self._around.app, kinds
                 )

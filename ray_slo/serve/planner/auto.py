@@ -109,7 +109,6 @@ class Auto(PlannerPlugin):
             _problem(spec, cls.fields(planner.kwargs)),
             {kind: worker.num_replicas for kind, worker in spec.workers.items()},
             frozenset(kind for kind, b in bounds.items() if b is not None),
-            bool(assigned),
             planner.interval_s,
             {kind: delay.upscale_delay_s for kind, delay in delays.items()},
             {k: d.downscale_delay_s for k, d in delays.items() if d.downscale_delay_s is not None},
@@ -171,14 +170,9 @@ def _allowed(spec: AppSpec) -> dict[str, tuple[str, ...]]:
     """Return the groups whose policy can serve a model, for models that no group lists."""
     found = {}
     for model in sorted(spec.unlisted):
-        may = []
-        for group in spec.groups:
-            try:
-                spec.policy_of(group).refuse(model in spec.sized)
-            except ValueError:
-                continue
-            may.append(group)
-        found[model] = tuple(may) or tuple(spec.groups)  # the config was checked
+        sized = model in spec.sized
+        may = tuple(g for g in spec.groups if not spec.policy_of(g).refusal(sized))
+        found[model] = may or tuple(spec.groups)  # the config was checked
     return found
 
 

@@ -136,18 +136,16 @@ def _goodput(spec: AppSpec) -> Goodput:
 
 def _refused(spec: AppSpec) -> dict[tuple[str, str], str]:
     """Return the reasons why the policy of a group cannot serve a model, by (model, group)."""
-    refused: dict[tuple[str, str], str] = {}
-    for group in spec.groups:
-        for name in spec.models:
-            try:
-                spec.policy_of(group).refuse(name in spec.sized)
-            except ValueError as error:
-                refused[name, group] = str(error)
-    homes = {model: name for name, group in spec.groups.items() for model in group.models}
+    refused = {
+        (name, group): why
+        for group in spec.groups
+        for name in spec.models
+        if (why := spec.policy_of(group).refusal(name in spec.sized))
+    }
     for root, tree in spec.trees.items():
         if len(tree.models) > 1:
             for name in tree.models:
-                for group in spec.groups.keys() - {homes.get(name)}:
+                for group in spec.groups.keys() - {spec.homes.get(name)}:
                     refused[name, group] = f"it serves {root!r}, whose tasks stay together"
     return refused
 

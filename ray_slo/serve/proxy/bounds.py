@@ -25,13 +25,17 @@ from starlette.responses import Response
 
 from ray_slo.core.environment import GRPC_HOST, MARK, MAX_BODY_BYTES
 from ray_slo.serve.deadlines import HEADERS, HTTP_PAGE, MARK_HEADER
-from ray_slo.serve.deadlines import PROXY_CALLBACK as PROXY_CALLBACK
-from ray_slo.serve.deadlines import PROXY_CALLBACK_ENV as PROXY_CALLBACK_ENV
-from ray_slo.serve.errors import BadHeader, BodyTooLarge, RefusedEarly, http_response
+from ray_slo.serve.errors import (
+    BadHeader,
+    BodyTooLarge,
+    FrontendLost,
+    RefusedEarly,
+    http_response,
+)
 from ray_slo.serve.proxy.admission import AdmissionMiddleware
 from ray_slo.serve.proxy.direct import DirectMiddleware
 from ray_slo.serve.proxy.door import shared
-from ray_slo.serve.proxy.http import FailoverMiddleware, elsewhere
+from ray_slo.serve.proxy.http import ELSEWHERE, FailoverMiddleware
 from ray_slo.serve.proxy.modes import has_haproxy_of_ours
 from ray_slo.serve.proxy.room import GRPC_SHARE, most, with_room
 
@@ -74,7 +78,7 @@ class BoundsMiddleware:
         named = dict(scope["headers"])
         refusal = _bad_headers(scope["headers"])
         if self._mark and named.get(_MARK, self._mark) not in (b"", self._mark):
-            refusal = http_response(elsewhere())
+            refusal = http_response(FrontendLost(ELSEWHERE))
         if scope["type"] == "websocket":
             if refusal is None:
                 await self._app(scope, receive, send)
@@ -163,8 +167,8 @@ def _bad_headers(headers: Any) -> Response | None:
 def middlewares() -> list[Middleware]:
     """Return the middlewares for Serve's proxy callback. With HAProxy, Serve calls this in ingress
     replicas; admission and failover are then in HAProxy (`haproxy`)."""
-    from ray_slo.serve.grpc import MESSAGE_OVERHEAD
     from ray_slo.serve.memory import give_back
+    from ray_slo.serve.proxy.grpc import MESSAGE_OVERHEAD
     from ray_slo.serve.ray_private import grpc_server
     from ray_slo.serve.ray_private.http_head import accept_many, bound_heads
 

@@ -23,8 +23,8 @@ from ray_slo.serve.deadlines import (
     spent,
     without,
 )
-from ray_slo.serve.errors import http_response
-from ray_slo.serve.proxy.http import WAITED_S, elsewhere, suspect
+from ray_slo.serve.errors import FrontendLost, http_response
+from ray_slo.serve.proxy.http import ELSEWHERE, SUSPECT, WAITED_S
 from ray_slo.serve.proxy.modes import believes, since
 from ray_slo.serve.ray_private.http_head import ARRIVAL
 from ray_slo.serve.ray_private.ingress import Ingress
@@ -67,7 +67,7 @@ class DirectMiddleware:
             if before_s > WAITED_S:
                 scope[ARRIVAL] = now - here_s - before_s
                 if is_suspect(said.get(_ATTEMPT, b"").decode("latin-1")):
-                    await http_response(suspect())(scope, receive, send)
+                    await http_response(FrontendLost(SUSPECT))(scope, receive, send)
                     return
         if not await self._ingress.answer(scope, receive, send):
             await self._app(scope, receive, send)
@@ -84,11 +84,11 @@ def before_s(metadata: Mapping[str, str]) -> float:
     arrived, mark = metadata.get(ARRIVED_HEADER), metadata.get(MARK_HEADER, "")
     if not believes(mark):
         if mark and believes(MARK.read()):
-            raise elsewhere()
+            raise FrontendLost(ELSEWHERE)
         return 0.0
     if arrived is None:
         return 0.0
     ago_s = since(arrived, time.time())
     if ago_s > WAITED_S and is_suspect(metadata.get(ATTEMPT_HEADER, "")):
-        raise suspect()
+        raise FrontendLost(SUSPECT)
     return ago_s

@@ -30,18 +30,18 @@ from ray_slo.serve.deadlines import (
     tightest,
     without,
 )
-from ray_slo.serve.errors import Expired
+from ray_slo.serve.errors import Expired, FrontendLost
 from ray_slo.serve.protos import InferReply, InferRequest
 from ray_slo.serve.proxy.direct import before_s
 from ray_slo.serve.proxy.door import ProxyDoor
-from ray_slo.serve.proxy.http import TRIES, WAITED_S, Places, lost, slo_in, suspect
+from ray_slo.serve.proxy.http import LOST, SUSPECT, TRIES, WAITED_S, Places, slo_in
 from ray_slo.serve.proxy.modes import believes
 from ray_slo.serve.proxy.places import Place, place_of_call
 from ray_slo.serve.ray_private.addresses import Routes
 from ray_slo.serve.ray_private.grpc_server import Handle
 from ray_slo.serve.suspects import is_suspect, new_attempt
 
-_OVERHEAD = 4096  # bytes of a message, in addition to the item
+MESSAGE_OVERHEAD = 4096  # bytes of a message, in addition to the item
 
 
 class WithDeadline:
@@ -181,7 +181,7 @@ class Failover:
             call.place,
             call.arrival,
             tightest(call.budget_s, call.slo_s),
-            num_bytes=request.ByteSize() - _OVERHEAD,
+            num_bytes=request.ByteSize() - MESSAGE_OVERHEAD,
             is_json=isinstance(request, InferRequest) and request.HasField("json"),
             is_ours=True,
         )
@@ -220,7 +220,9 @@ class Failover:
             if spent_s <= WAITED_S:
                 spent_s = 0.0
             if budget_s is not None and spent_s >= budget_s:
-                raise lost() if i else Expired("its deadline passed while it waited for admission")
+                if i:
+                    raise FrontendLost(LOST)
+                raise Expired("its deadline passed while it waited for admission")
             refused = self._door.refused_before(place)
             known = refused, call.attempt, self._door.way_s(place)
             attempt = Attempt(call.context, spent_s, call.slo_s, *known)
@@ -241,8 +243,8 @@ class Failover:
                 attempt.settle()
                 return answer, attempt.was_refused
             if is_suspect(attempt.id):
-                raise suspect()
-        raise lost()
+                raise FrontendLost(SUSPECT)
+        raise FrontendLost(LOST)
 
 
 class _Question:

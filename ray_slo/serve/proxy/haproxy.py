@@ -154,7 +154,9 @@ def completed(config: str, folder: Path) -> str:
     config = re.sub(
         r"^( +default-server .*) inter \S+", rf"\1 inter {_CHECKS_S}s", config, flags=re.MULTILINE
     )
-    config = _once(r"^defaults\n", "defaults\n" + _lines(_bounds(folder)), config, "defaults")
+    bounds = [f"timeout http-request {HEAD_S}s", f"timeout check {_CHECK_S}s"]
+    bounds += _errorfiles(folder, "http")
+    config = _once(r"^defaults\n", "defaults\n" + _lines(bounds), config, "defaults")
     clock = clock_name()
     config = _once(
         r"^(frontend http_frontend\n\s+bind .*\n)",
@@ -169,9 +171,7 @@ def completed(config: str, folder: Path) -> str:
         rest = _once(
             r"^( +bind .* proto h2\n)",
             lambda found: (
-                found[1]
-                + _lines(_errorfiles(folder, "grpc"))
-                + _lines(rules.of_grpc_frontend(clock))
+                found[1] + _lines(_errorfiles(folder, "grpc")) + _lines(rules.of_frontend(clock))
             ),
             rest,
             "grpc_frontend",
@@ -223,14 +223,6 @@ def _page(folder: Path, protocol: str, status: int) -> Path:
 
 def _errorfiles(folder: Path, protocol: str) -> list[str]:
     return [f"errorfile {status} {_page(folder, protocol, status)}" for status in _PAGES[protocol]]
-
-
-def _bounds(folder: Path) -> list[str]:
-    return [
-        f"timeout http-request {HEAD_S}s",
-        f"timeout check {_CHECK_S}s",
-        *_errorfiles(folder, "http"),
-    ]
 
 
 def binary() -> str:

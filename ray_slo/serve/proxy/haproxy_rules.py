@@ -80,23 +80,9 @@ def of_frontend(clock: str) -> Iterator[str]:
     Args:
         clock: name of the clock. Frontends with another clock ignore the time.
     """
-    yield f"http-request del-header {PROXIED_HEADER}"
+    for header in (PROXIED_HEADER, REFUSED_HEADER, WAY_HEADER, KNOWN_HEADER):
+        yield f"http-request del-header {header}"
     yield f"http-request set-header {WHOLE_HEADER} 0"
-    yield f"http-request del-header {REFUSED_HEADER}"
-    yield f"http-request del-header {WAY_HEADER}"
-    yield f"http-request del-header {KNOWN_HEADER}"
-    yield from _arrival(clock)
-
-
-def of_grpc_frontend(clock: str) -> Iterator[str]:
-    yield from (
-        f"http-request del-header {h}" for h in (PROXIED_HEADER, REFUSED_HEADER, WAY_HEADER)
-    )
-    yield f"http-request del-header {WHOLE_HEADER}"
-    yield from _arrival(clock)
-
-
-def _arrival(clock: str) -> Iterator[str]:
     if MARK.read():  # HAProxy reads it from its environment, so it is in no file
         yield f'http-request set-header {MARK_HEADER} "${{{MARK.name}}}"'
     else:

@@ -63,6 +63,14 @@ _CAPACITY, _CLASS, _KNOWN = CAPACITY_HEADER.encode(), CLASS_HEADER.encode(), KNO
 _WHOLE, _MARK = WHOLE_HEADER.encode(), MARK_HEADER.encode()
 # Serve's own text, without a reason for programs, while an application is deployed again.
 _UNAVAILABLE = b" is unavailable because it failed to deploy"
+# Why a frontend is lost, in the words of `FrontendLost`.
+LOST = "the frontend died with the request, and no other could take it"
+ELSEWHERE = "the frontend is gone, and another cluster has its port now"
+REPLACED = "no frontend is up: the application is being deployed again, or deleted"
+SUSPECT = (
+    "the frontend ended while preprocess or postprocess of this request ran, which may be why; "
+    "it was not sent to another"
+)
 
 
 class Places:
@@ -131,29 +139,6 @@ def slo_in(capacity: str) -> float | None:
     return None if found is None else found / 1e3
 
 
-def lost() -> SLOError:
-    """Return the error for a request whose frontends have died."""
-    return FrontendLost("the frontend died with the request, and no other could take it")
-
-
-def elsewhere() -> SLOError:
-    """Return the error for a request that came through the HAProxy of another cluster."""
-    return FrontendLost("the frontend is gone, and another cluster has its port now")
-
-
-def replaced() -> SLOError:
-    """Return the error for a request that comes while an application is deployed again."""
-    return FrontendLost("no frontend is up: the application is being deployed again, or deleted")
-
-
-def suspect() -> SLOError:
-    """Return the error for a request that may have ended its frontend."""
-    return FrontendLost(
-        "the frontend ended while preprocess or postprocess of this request ran, which may be why; "
-        "it was not sent to another"
-    )
-
-
 class FailoverMiddleware:
     """Passes clients' timeouts to applications, and sends a request again when its frontend died.
     If that does not help, the answer has the reason."""
@@ -202,18 +187,18 @@ class FailoverMiddleware:
             if exchange.started or exchange.client_left:
                 return
             if exchange.replaced:
-                await exchange.refuse(replaced())
+                await exchange.refuse(FrontendLost(REPLACED))
                 return
             if exchange.timed_out or place not in self._ours:
                 break
             if is_suspect(attempt):
-                await exchange.refuse(suspect())
+                await exchange.refuse(FrontendLost(SUSPECT))
                 return
         if limit_s is not None and exchange.timed_out:
             question = _Question(self._app, scope)
             await exchange.refuse(self._ours.silent(place, limit_s, question.slo_s))
         else:
-            await exchange.refuse(lost())
+            await exchange.refuse(FrontendLost(LOST))
 
 
 class _Exchange:

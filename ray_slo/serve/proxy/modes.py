@@ -131,13 +131,8 @@ def variables(environ: Mapping[str, str] | None = None, local: bool = True) -> d
         local: whether the cluster is only this machine. Otherwise, Serve's default ports are used
             if they are free, so that a scraper finds them on every node. The mark is then made of
             Ray's token, which all nodes share, and there is none without a token.
-
-    Raises:
-        FileNotFoundError: `ray-slo-haproxy` is not installed.
     """
-    path = command()
-    if path is None:
-        raise FileNotFoundError(f"no {COMMAND} beside {sys.executable} or on the PATH")
+    path = command() or COMMAND
     environ = os.environ if environ is None else environ
     missing = [name for name in PORT_ENVS if name not in environ]
     if not local:
@@ -164,7 +159,7 @@ def _files() -> dict[str, str]:
     return {}
 
 
-def enter(environ: MutableMapping[str, str] | None = None, local: bool = True) -> str:
+def enter(environ: MutableMapping[str, str] | None = None) -> str:
     """Choose the mode of a Ray cluster that this process will start. It is the fast mode if that is
     possible, unless `RAY_SLO_FAST=0` or Serve's own variable says otherwise.
 
@@ -172,7 +167,6 @@ def enter(environ: MutableMapping[str, str] | None = None, local: bool = True) -
 
     Args:
         environ: environment to change. Default: that of this process.
-        local: whether the cluster is only this machine. Then a removed frontend stops sooner.
 
     Returns:
         The chosen mode, in the words of `mode`.
@@ -193,8 +187,7 @@ def enter(environ: MutableMapping[str, str] | None = None, local: bool = True) -
     if wanted and is_possible():
         for name, value in variables(environ).items():
             environ.setdefault(name, value)
-        if local:
-            environ.setdefault(DRAIN_ENV, str(_LOCAL_DRAIN_S))
+        environ.setdefault(DRAIN_ENV, str(_LOCAL_DRAIN_S))
     elif not wanted:
         environ.pop(HAPROXY_ENV, None)
     return mode(environ)

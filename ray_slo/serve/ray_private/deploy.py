@@ -113,22 +113,17 @@ def explain_failures(in_words: Callable[[str], str]) -> None:
 
 def frontends() -> dict[str, str]:
     """Frontend deployment by application, of every running application of ours."""
-    return frontends_in(serve_details())
-
-
-def serve_details() -> Mapping[str, Any]:
-    """What Serve's controller says of all applications; empty without one. This call blocks."""
-    client = serve_context._get_global_client(raise_if_no_controller_running=False)
-    return {} if client is None else client.get_serve_details()
-
-
-def frontends_in(details: Mapping[str, Any]) -> dict[str, str]:
-    """The same, from the details of all applications from Serve's controller."""
     found: dict[str, str] = {}
-    for app, about in details.get("applications", {}).items():
+    for app, about in serve_details().get("applications", {}).items():
         for deployment in about["deployments"].values():
             router = deployment["deployment_config"].get("request_router_config") or {}
             kwargs = router.get("request_router_kwargs") or {}
             if is_router(router.get("request_router_class", "")) and _FRONTEND in kwargs:
                 found[app] = kwargs[_FRONTEND]
     return found
+
+
+def serve_details() -> Mapping[str, Any]:
+    """What Serve's controller says of all applications; empty without one. This call blocks."""
+    client = serve_context._get_global_client(raise_if_no_controller_running=False)
+    return {} if client is None else client.get_serve_details()

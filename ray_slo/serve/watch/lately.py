@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ray_slo.core.trees import root_and_class
+from ray_slo.serve.errors import OF_CLIENTS
 
 if TYPE_CHECKING:
     from ray_slo.serve.frontend.answer import Answer
 
 WINDOW_S = 10  # whole seconds in the past
+_MINUTE_S = 60
 _REFUSALS = 30  # the newest kinds of refusal that are kept, per second and frontend
 _PER_OCTAVE = 8  # buckets of latency
 _LEAST_MS = 0.01
@@ -121,7 +123,7 @@ class Lately:
     """Counts by second. Times are seconds of one clock that never goes back."""
 
     def __init__(self) -> None:
-        self._seconds: deque[tuple[int, Counts]] = deque(maxlen=WINDOW_S + 1)
+        self._seconds: deque[tuple[int, Counts]] = deque(maxlen=_MINUTE_S + 1)
         self._refused: Counter[tuple[int, str, str, str]] = Counter()
 
     def answered(self, now: float, answers: Sequence[Answer]) -> None:
@@ -164,6 +166,17 @@ class Lately:
             if this - WINDOW_S <= second < this:
                 total.add(counts)
         return total
+
+    def shares(self, now: float) -> dict[str, tuple[int, int]]:
+        """Requests of the last minute, and those of them not answered in time, by model."""
+        found: dict[str, tuple[int, int]] = {}
+        for second, counts in self._seconds:
+            if second > int(now) - _MINUTE_S:
+                for (model, outcome), number in counts.outcomes.items():
+                    if outcome not in OF_CLIENTS:
+                        before, bad = found.get(model, (0, 0))
+                        found[model] = before + number, bad + number * (outcome != "ok")
+        return found
 
     def refused(self, now: float) -> list[Refused]:
         """The last refusals, the newest first."""

@@ -110,7 +110,8 @@ class _Log:
 
     _kind = DECISIONS
     _subfolder = ""
-    _encoder: Encoder | PlanEncoder
+    _file_rows = _FILE_ROWS
+    _encodes: type[Encoder | PlanEncoder] = Encoder
 
     def __init__(
         self,
@@ -139,14 +140,11 @@ class _Log:
         self._error = ""
         self._has_ended = False
         self._sequence = 0
+        self._encoder = self._encodes()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="decision-log", daemon=True)
         self._thread.start()
         atexit.register(self.close, _CLOSE_S)
-
-    @property
-    def _file_rows(self) -> int:
-        return _FILE_ROWS
 
     def begin(self, name: Any, kwargs: Mapping[str, Any], now: float) -> None:
         """Log the policy or planner that decides from now on, and its arguments."""
@@ -312,10 +310,6 @@ class DecisionLog(_Log):
     """The log of one scheduler; arguments as for any log (`folder`, `name`, `max_mb`, `flush_s`,
     about)."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._encoder = Encoder()
-        super().__init__(*args, **kwargs)
-
     def recorded(self, policy: Policy, name: Any, kwargs: Mapping[str, Any], now: float) -> Policy:
         """`policy`, made from `name` and `kwargs`, with a log of every round."""
         self.begin(name, kwargs, now)
@@ -338,15 +332,12 @@ class PlanLog(_Log):
 
     _kind = PLANS
     _subfolder = FOLDER
+    _file_rows = _PLAN_FILE_ROWS
+    _encodes = PlanEncoder
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._encoder = PlanEncoder()
         self.clocks = Clocks()
         super().__init__(*args, **kwargs)
-
-    @property
-    def _file_rows(self) -> int:
-        return _PLAN_FILE_ROWS
 
     def planned(self, planned: Planned) -> None:
         """Log one question to the planner, without clocks and wall-clock time. Does not wait, nor

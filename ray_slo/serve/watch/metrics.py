@@ -18,7 +18,6 @@ from ray.serve import metrics
 from ray_slo.core.policy import Expected
 from ray_slo.core.trees import root_and_class
 from ray_slo.planning.brains.brain import Plans
-from ray_slo.serve.errors import FAULTS
 from ray_slo.serve.scheduler.watch import Watch
 from ray_slo.serve.watch.lately import Lately, Seen
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 _MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _GOODPUT_WINDOW_S = 10.0
-_BAD_WINDOW_S = 60
 _UNKNOWN = Expected(None, math.nan)
 _Good = tuple[float, int, float | None]  # a time, answers in time, and their accuracy
 _KEPT = 32  # largest number of answers that are counted together, in about a millisecond
@@ -45,30 +43,6 @@ def _gauge(name: str, description: str, *tags: str) -> Any:
 
 def _histogram(name: str, boundaries: Sequence[int], description: str, *tags: str) -> Any:
     return metrics.Histogram(f"serve_slo_{name}", description, list(boundaries), tag_keys=tags)
-
-
-class _Share:
-    """Share of bad requests over the last seconds, counted by second."""
-
-    def __init__(self) -> None:
-        self._seconds: deque[tuple[int, int, int]] = deque()  # second, requests, bad ones
-
-    def count(self, now: float, bad: bool, number: int = 1) -> None:
-        second, requests, found = int(now), 0, 0
-        if self._seconds and self._seconds[-1][0] == second:
-            _, requests, found = self._seconds.pop()
-        self._seconds.append((second, requests + number, found + bad * number))
-
-    def value(self, now: float) -> float | None:
-        """The share; None if there were no requests."""
-        requests, bad = self.counts(now)
-        return bad / requests if requests else None
-
-    def counts(self, now: float) -> tuple[int, int]:
-        """Number of requests, and of bad ones among them."""
-        while self._seconds and self._seconds[0][0] <= int(now) - _BAD_WINDOW_S:
-            self._seconds.popleft()
-        return sum(n for _, n, _ in self._seconds), sum(bad for _, _, bad in self._seconds)
 
 
 class _Sums:
@@ -132,7 +106,7 @@ class FrontendMetrics:
         )
         self._bad_rate = _gauge(
             "bad_rate",
-            f"Share of requests not answered in time, last {_BAD_WINDOW_S} s.",
+            "Share of requests not answered in time, last 60 s.",
             "model",
         )
         self._expected_accuracy = _gauge(
@@ -150,7 +124,6 @@ class FrontendMetrics:
         )
         self._answers: list[tuple[float, Answer]] = []  # not counted yet, with their times
         self._good: dict[str, deque[_Good]] = {}
-        self._shares: dict[str, _Share] = {}
         self._was_expected: set[str] = set()
         self._lately = Lately()
 
@@ -169,7 +142,6 @@ class FrontendMetrics:
             alike.setdefault(group, []).append((now, a))
         for (model, variant, slo_class, met, accuracy, _), told in alike.items():
             now, number = told[-1][0], len(told)
-            self._count(now, model, not met, number)
             self._requests.inc(number, model, slo_class, "ok" if met else "late", "")
             self._variants.inc(number, model, variant)
             if met:
@@ -189,20 +161,14 @@ class FrontendMetrics:
         """
         self._count_answers()
         now, (model, slo_class) = time.monotonic(), root_and_class(stream)
-        if outcome in FAULTS:
-            self._count(now, model, True, count)
         self._requests.inc(count, model, slo_class, outcome, reason)
         self._lately.unanswered(now, stream, outcome, reason, count)
-
-    def _count(self, now: float, model: str, bad: bool, number: int = 1) -> None:
-        self._shares.setdefault(model, _Share()).count(now, bad, number)
 
     def bad_rate(self) -> dict[str, float]:
         """Share of requests not answered in time by model, over the last minute."""
         self._count_answers()
-        now = time.monotonic()
-        found = {model: share.value(now) for model, share in self._shares.items()}
-        return {model: value for model, value in found.items() if value is not None}
+        shares = self._lately.shares(time.monotonic())
+        return {model: bad / number for model, (number, bad) in shares.items() if number}
 
     def predicted(self, variant: VariantRef, expected_ms: float, took_ms: float) -> None:
         """Note the predicted and the measured time of a batch, from its grant to its result."""
@@ -242,7 +208,7 @@ class FrontendMetrics:
             pending,
             self.goodput(),
             self.accuracy(),
-            {model: share.counts(now) for model, share in self._shares.items()},
+            self._lately.shares(now),
             self._lately.counts(now),
             self._lately.refused(now),
         )

@@ -246,28 +246,15 @@ def within(callers: Sequence[Any]) -> AbstractContextManager[None]:
     return spans.within(next(filter(spans.is_sampled, callers), callers[0]))
 
 
-def batch(
-    requests: Sequence[str],
-    caller: Any,
-    *,
-    id: str,
-    worker: str,
-    model: str,
-    variant: str,
-    size: int,
-    predicted_s: float,
-    waited_s: float,
-) -> BatchTrace:
+def batch(requests: Sequence[str], caller: Any, about: dict[str, Any]) -> BatchTrace:
     """The trace of a batch that begins to run on a worker.
 
     Args:
-        requests: `contexts` of all its pieces.
+        requests: `contexts` of all its pieces, at least one.
         caller: caller of the first piece.
-        size: number of its requests.
-        predicted_s: its time by the profile, seconds.
-        waited_s: time since its first piece came, seconds.
+        about: attributes of its span.
     """
-    if not requests or not serve_tracing.is_enabled():
+    if not serve_tracing.is_enabled():
         return BATCH_NOT_TRACED
     from opentelemetry import trace
 
@@ -275,15 +262,6 @@ def batch(
     if not spans.is_sampled(caller):
         caller = trace.set_span_in_context(trace.NonRecordingSpan(links[0].context))
     span = spans.tracer().start_span("slo.batch", caller, links=links)
-    about = {
-        "slo.decision": id,
-        "slo.worker": worker,
-        "slo.model": model,
-        "slo.variant": variant,
-        "slo.batch_size": size,
-        "slo.predicted_ms": 1e3 * predicted_s,
-        "slo.wait_ms": 1e3 * waited_s,
-    }
     return _BatchTrace(span, about)
 
 

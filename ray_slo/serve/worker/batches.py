@@ -265,17 +265,16 @@ class Batches:
         load = _load(items)
         self._running = (start, loaded, load)
         if batch.traces:
-            batch.trace = tracing.batch(
-                batch.traces,
-                batch.caller,
-                id=batch.id,
-                worker=self._worker,
-                model=loaded.ref.model,
-                variant=loaded.ref.name,
-                size=len(items),
-                predicted_s=loaded.expected_s(load),
-                waited_s=start - batch.received_at,
-            )
+            about = {
+                "slo.decision": batch.id,
+                "slo.worker": self._worker,
+                "slo.model": loaded.ref.model,
+                "slo.variant": loaded.ref.name,
+                "slo.batch_size": len(items),
+                "slo.predicted_ms": 1e3 * loaded.expected_s(load),
+                "slo.wait_ms": 1e3 * (start - batch.received_at),
+            }
+            batch.trace = tracing.batch(batch.traces, batch.caller, about)
         results: _Results = []
         try:
             status, results = await self._results(batch, loaded, items)
@@ -325,17 +324,10 @@ class Batches:
         """
         if not items:
             return BatchStatus.FINISHED, []
-        try:
-            results = await self._call(batch, loaded, items)
-            found: _Results = [(True, result) for result in results]
-            return BatchStatus.FINISHED, found
-        except Exception as error:
-            if is_out_of_memory(error):
-                return await self._in_parts(batch, loaded, items, error)
-            if self._isolate_errors and len(items) > 1:
-                one_by_one = [await self._alone(batch, loaded, item) for item in items]
-                return BatchStatus.FAILED, one_by_one
-            return BatchStatus.FAILED, [(False, user_code.sendable(error))] * len(items)
+        found = await self._part(batch, loaded, items)
+        if isinstance(found, Exception):
+            return await self._in_parts(batch, loaded, items, found)
+        return found
 
     async def _in_parts(
         self, batch: _Batch, loaded: Loaded, items: list[_Item], error: Exception
@@ -357,7 +349,7 @@ class Batches:
                     continue
                 found = await self._part(batch, loaded, part)
                 if not isinstance(found, Exception):
-                    results += found
+                    results += found[1]
                     largest = max(largest, _load(part))
                     continue
                 error, smallest = found, min(smallest, _load(part))
@@ -377,16 +369,19 @@ class Batches:
 
     async def _part(
         self, batch: _Batch, loaded: Loaded, items: list[_Item]
-    ) -> _Results | Exception:
-        """Return the results of a part of a batch, or the error if it did not fit in memory."""
+    ) -> tuple[BatchStatus, _Results] | Exception:
+        """Return the status and the results of a batch, or of a part of one. If it did not fit in
+        memory, return the error."""
         try:
-            return [(True, result) for result in await self._call(batch, loaded, items)]
+            results = await self._call(batch, loaded, items)
+            return BatchStatus.FINISHED, [(True, result) for result in results]
         except Exception as error:
             if is_out_of_memory(error):
                 return error
             if self._isolate_errors and len(items) > 1:
-                return [await self._alone(batch, loaded, item) for item in items]
-            return [(False, user_code.sendable(error))] * len(items)
+                one_by_one = [await self._alone(batch, loaded, item) for item in items]
+                return BatchStatus.FAILED, one_by_one
+            return BatchStatus.FAILED, [(False, user_code.sendable(error))] * len(items)
 
     async def _alone(self, batch: _Batch, loaded: Loaded, item: _Item) -> tuple[bool | None, Any]:
         try:

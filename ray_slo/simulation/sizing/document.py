@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from pydantic import (
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -15,7 +14,7 @@ from pydantic import (
 )
 
 from ray_slo.core.cluster import DispatchDelay
-from ray_slo.core.documents import DelayMs, ProfileSpec, SloMs, Strict, exactly_one
+from ray_slo.core.documents import DelayMs, Frozen, ProfileSpec, SloMs, exactly_one
 from ray_slo.core.explain import Misplaced, placed
 from ray_slo.core.names import listed, nearest
 from ray_slo.core.profiles import LatencyProfile
@@ -29,11 +28,7 @@ from ray_slo.simulation.spec import MAX_WORKERS, ClusterSpec, Noise, PolicySpec
 from ray_slo.simulation.workloads import Workload
 
 
-class _Document(Strict):
-    model_config = ConfigDict(frozen=True)
-
-
-class PoolSpec(_Document):
+class PoolSpec(Frozen):
     """Instance types to choose from: those of the built-in catalogue, or of a file.
 
     Attributes:
@@ -65,7 +60,7 @@ class PoolSpec(_Document):
         return tuple(known[name] for name in self.types)
 
 
-class StageVariantSpec(_Document):
+class StageVariantSpec(Frozen):
     """A network of a task.
 
     Attributes:
@@ -79,7 +74,7 @@ class StageVariantSpec(_Document):
     factors: dict[str, NonNegativeFloat] = Field(default_factory=dict)
 
 
-class StageSpec(_Document):
+class StageSpec(Frozen):
     """A task of a pipeline; the root has no parent.
 
     Attributes:
@@ -91,7 +86,7 @@ class StageSpec(_Document):
     parent: str | None = None
 
 
-class PipelineSpec(_Document):
+class PipelineSpec(Frozen):
     """A tree of tasks under one SLO, planned as by Loki.
 
     Attributes:
@@ -148,7 +143,7 @@ class PipelineSpec(_Document):
         )
 
 
-class PlanSpec(_Document):
+class PlanSpec(Frozen):
     """A question in YAML. Fields that it shares with `SimulationSpec` are the same there.
 
     Attributes:

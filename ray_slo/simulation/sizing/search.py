@@ -465,7 +465,7 @@ def _stages(question: Question, policy: Named, problem: auto.Problem, name: str)
             (frames.arrival_s >= begin) & frames.outcome.isin(["ok", "late"])
         ].to_numpy()
         return Figures(
-            report.violation_ratio(begin),
+            report.bad_rate(begin),
             float(np.percentile(taken, 99)) if len(taken) else math.nan,
             report.busy(begin) / n,
             report.accuracy(begin),

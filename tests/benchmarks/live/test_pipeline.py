@@ -47,7 +47,7 @@ def run_of(rates):
             Seen(at, "refused", 0.1, why="would_miss in detect"),
             Seen(at, "error", 0.1, why="KeyError()"),
         ]
-        glances.append(Glance(at, 1.0, 3, 2, Counter({"det480": 1, "rec48": 1})))
+        glances.append(Glance(at, 3, 2, Counter({"det480": 1, "rec48": 1})))
     return rows((3.0, 7.0), rates, seen, glances)
 
 

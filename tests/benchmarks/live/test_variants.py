@@ -36,7 +36,7 @@ def measured(rate):
     rng = np.random.default_rng(0)
     times = np.cumsum(rng.exponential(1 / rate, int(rate * 20)))
     empty = pd.DataFrame({"variant": [], "batch_size": [], "exec_s": []})
-    return Measured(rate, empty, empty, TOLD, 0.002, times)
+    return Measured(empty, empty, TOLD, 0.002, times)
 
 
 @pytest.mark.parametrize("policy", ["price", "deferred"])
@@ -62,5 +62,5 @@ def test_figures_of_a_run():
             "correct": pd.array([True, False, True, None], dtype="boolean"),
         }
     )
-    seen = Measured(1.0, requests, requests, TOLD, 0.0)
+    seen = Measured(requests, requests, TOLD, 0.0)
     assert (seen.violations, seen.accuracy, seen.right) == (50.0, 80.0, 50.0)

@@ -2,12 +2,22 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks.loki.systems import Day, compare, figures, planned_for, plot_days, problem
+from benchmarks.loki.systems import (
+    Day,
+    compare,
+    figures,
+    planned_for,
+    plot_days,
+    problem,
+    windows,
+)
 from benchmarks.loki.terms import Task, Variant
 from ray_slo.core import LatencyProfile
+from ray_slo.simulation import ApplicationReport
 
 TASKS = (
     Task("detect", (Variant("d", 90.0, LatencyProfile.linear(0.01, 0.01, 8), {"name": 2.0}),)),
@@ -64,3 +74,25 @@ def test_a_day(tmp_path):
     paper = [r.paper for r in rows if r.metric == "servers, up to"]
     assert paper == [None, 2.67]
     assert [p.name for p in plot_days(rows, tmp_path)] == ["small.png"]
+
+
+def test_windows_of_a_run():
+    """Frames: ok, late, dropped, pending, and ok without any request below the root."""
+    report = ApplicationReport(
+        {"duration_s": 20.0},
+        {
+            "arrival_s": np.array([0.0, 2.0, 4.0, 12.0, 14.0]),
+            "deadline_s": np.array([5.0, 7.0, 9.0, 17.0, 19.0]),
+            "end_s": np.array([5.0, 7.5, 6.0, np.nan, 15.0]),
+            "dropped": np.array([False, False, True, False, False]),
+        },
+        {},
+        {"started_s": np.array([1.0, 8.0]), "finished_s": np.array([5.0, 14.0])},
+        {"frame": np.array([0, 0, 1, 4]), "accuracy": np.array([80.0, 50.0, 80.0, 90.0])},
+        [],
+        {"cpu": [(0.0, 1), (10.0, 3)], "gpu": [(0.0, 2), (4.0, 0)]},
+    )
+    assert windows(report, 15.0).fillna(-1).to_numpy().tolist() == [
+        pytest.approx([0, 5 / 15, 3 / 5, 77.5, (12 + 6 + 15) / 15, 10 / 15]),
+        pytest.approx([15, 0, -1, -1, 3, 0]),
+    ]

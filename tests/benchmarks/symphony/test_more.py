@@ -3,17 +3,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from benchmarks.own import responsive_grid
 from benchmarks.own.responsive_grid import POLICIES, STRONG, worst_bad
 from benchmarks.symphony.fig9 import upper_bound
 from benchmarks.symphony.fig11 import cluster, systems
-from benchmarks.symphony.fig15 import Advice, Autoscaled, least_gpus
+from benchmarks.symphony.fig15 import Advice, Autoscaled, changing_rates, least_gpus
 from benchmarks.zoos import ZooModel
 from ray_slo.core import Cluster
 from ray_slo.policies import make_policy
-from ray_slo.simulation import Report, Workload, simulate
+from ray_slo.simulation import Report, Trace, Workload, simulate
 
 MODELS = [ZooModel("a", 1.0, 5.0, 30), ZooModel("b", 2.0, 6.0, 50)]
 
@@ -81,6 +82,19 @@ def test_the_least_gpus_are_those_of_the_upper_bound():
     rate = upper_bound(MODELS, 4) / len(MODELS)
     rates = {m.name: [rate, rate / 2] for m in MODELS}
     assert least_gpus(MODELS, rates) == pytest.approx([4, 2])
+
+
+def test_a_changing_workload_follows_its_periods():
+    names = [m.name for m in MODELS]
+    rates = changing_rates(names, periods=5, mean_rate=400, rng=np.random.default_rng(0))
+    assert sum(map(sum, rates.values())) / 5 == pytest.approx(400)
+    workload = Workload(arrivals={m: Trace(rates=r, interval_s=10) for m, r in rates.items()})
+    assert workload.length_s == 50
+    cluster = Cluster.uniform([m.model() for m in MODELS], 1)
+    drawn = workload.generate(cluster, 50.0, np.random.default_rng(0))
+    for i, m in enumerate(names):
+        counts = np.histogram(drawn.arrival[drawn.model == i], np.arange(0, 51, 10))[0]
+        assert counts / 10 == pytest.approx(rates[m], rel=0.15, abs=2)
 
 
 def test_nexus_plans_within_the_warm_up_and_the_others_are_as_ever():

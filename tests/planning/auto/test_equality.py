@@ -12,9 +12,7 @@ from benchmarks.loki import published
 from benchmarks.loki import terms as loki
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.trees import Tree
-from ray_slo.papers import kairos
 from ray_slo.planning import auto
-from ray_slo.planning.catalogue import InstanceType
 from ray_slo.planning.result import Infeasible
 
 LIMIT_S = 200.0  # of a program: a busy machine must not end a search early
@@ -141,38 +139,3 @@ def test_the_best_of_all_pools_within_a_budget(seed, sizes):
         assert made.cost_per_hour <= problem.budget_per_hour
         if made.step == "hardware":
             assert made.cost_per_hour == pytest.approx(-best[1], rel=2e-3)
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_kairos(seed):
-    """Where all requests have one size, what a pool can serve is Kairos' bound. Where they do not,
-    its bound gives every instance the sizes that it is best at, and `auto` sends all of them the
-    mean; there they differ."""
-    rng = np.random.default_rng(seed)
-    size = int(rng.integers(1, 20))
-    profiles = {
-        name: LatencyProfile.linear(rng.uniform(1, 4) / 1e3, rng.uniform(1, 9) / 1e3, 32)
-        for name in ("base", "aux")
-    }
-    prices = {"base": 1.0, "aux": 0.3}
-    types = [InstanceType(name=name, price_per_hour=price) for name, price in prices.items()]
-    slo_s = max(profile.latency(size) for profile in profiles.values()) * 1.1
-    counts = {"base": int(rng.integers(1, 4)), "aux": int(rng.integers(0, 6))}
-    theirs = kairos.Market(types, profiles, slo_s, [size], budget_per_hour=10.0)
-    bound = float(kairos.fluid_bounds(theirs, np.array([list(counts.values())]), 32)[0])
-    demand = 10 * bound
-    variant = auto.Variant("v", 100.0, profiles)
-    made = auto.plan(
-        auto.Problem(
-            (auto.Model("m", (variant,), items=float(size)),),
-            (Tree.of_model("m", {"": slo_s}),),
-            {"m": auto.Demand(demand)},
-            tuple(auto.Kind(name, 0, 9) for name in counts),
-            present=counts,
-            headroom=False,
-            waiting_factor=1.0,
-            batch_sizes=(1,),
-            backend="highs",
-        )
-    )
-    assert demand * best(made).served["m"] == pytest.approx(bound, rel=0.02)

@@ -8,11 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_slo.core.cluster import Assigned
-from ray_slo.planning.auto import Slot, place, swaps
+from ray_slo.planning.auto import Slot, place
 
 
 def slot(*names, kind="gpu", load=10.0):
     return Slot(kind, tuple(Assigned(name, 4, load) for name in names), names)
+
+
+def swaps(placed, there):
+    """The number of variants to load on workers that have other variants."""
+    return sum(
+        len(set(slot.variants) - set(there[worker][1]))
+        for worker, slot in placed.items()
+        if there[worker][1]
+    )
 
 
 def test_kinds_do_not_mix():

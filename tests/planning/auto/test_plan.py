@@ -239,7 +239,7 @@ def test_what_is_loaded_stays_where_it_suffices():
     second = best(auto.plan(photo(demand=more, current=current, swap_cost=1.0)))
     there = {h.worker: (h.kind, h.variants) for h in current}
     placed = auto.place(second, there)
-    assert auto.swaps(placed, there) == 0
+    assert all(set(s.variants) <= there[w][1] for w, s in placed.items())
 
 
 def test_a_batch_of_large_requests_has_fewer_of_them():

@@ -24,7 +24,8 @@ def plain(least=1, most=8, rate=1.0, **setting):
         {"m": Demand(rate)},
         (Kind("cpu", least, most),),
     )
-    given = {"first_workers": {"cpu": 1}, "scales": frozenset({"cpu"}), "assigns": False}
+    cpu = frozenset({"cpu"})
+    given = {"first_workers": {"cpu": 1}, "scales": cpu, "choosing": cpu}
     return AutoBrain(AutoSetting(problem, **{**given, **setting}))
 
 
@@ -136,7 +137,7 @@ def test_without_any_plan_workers_load_all_unless_others_serve():
         {"m": Demand(1.0)},
         (Kind("cpu", 1, 4),),
     )
-    brain = AutoBrain(AutoSetting(problem, assigns=True))
+    brain = AutoBrain(AutoSetting(problem))
     nobody = seen_of(says("a", "m"), says("b"), profiles=known)
     told = brain.wanted(0.0, nobody, True)
     assert {w: (x.assigned, x.keep) for w, x in told.items()} == {
@@ -406,7 +407,7 @@ def test_sizes_that_became_rare_are_forgotten():
 def test_what_does_not_fit_is_not_loaded_beside():
     big = {(v, "cpu"): 600.0 for v in SECONDS}
     host = Host(
-        tree(rate=10.0, assigns=False),
+        tree(rate=10.0, choosing=frozenset({"cpu"})),
         seen_of(says("a", "det"), says("b"), profiles=TREE, memory_mb=big, room_mb={"cpu": 1000.0}),
     )
     host.plan()
@@ -546,7 +547,8 @@ def test_sizes_are_classes_where_workers_are_unlike():
             {"m": Demand(1.0)},
             tuple(Kind(kind, 1, 2) for kind in kinds),
         )
-        brain = AutoBrain(AutoSetting(problem, dict.fromkeys(kinds, 1), assigns=False))
+        first = dict.fromkeys(kinds, 1)
+        brain = AutoBrain(AutoSetting(problem, first, choosing=frozenset(kinds)))
         for _ in range(times):
             brain.counted(1.0, 1.0, Counts({"m": sum(counts.values())}, sizes={"m": counts}))
         there = seen_of(*(says(f"w{k}", "m", kind=k) for k in kinds), profiles=profiles)

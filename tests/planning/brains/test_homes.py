@@ -76,7 +76,8 @@ def grouped(assigns):
     demand = dict.fromkeys(MODELS, Demand(20.0))
     problem = Problem(models, trees, demand, kinds, budget_per_hour=8.0, group_of=MODELS)
     first = dict.fromkeys(KINDS, 1)
-    return AutoBrain(AutoSetting(problem, first, scales=frozenset(KINDS), assigns=assigns))
+    choosing = frozenset(() if assigns else KINDS)
+    return AutoBrain(AutoSetting(problem, first, scales=frozenset(KINDS), choosing=choosing))
 
 
 FAST = LatencyProfile.linear(0.01, 0.02, 8)
@@ -308,7 +309,7 @@ def test_auto_chooses_groups_moves_what_does_not_fit_and_takes_over():
     demand = {"x": Demand(100.0), "y": Demand(100.0), "z": Demand(10.0)}
     problem = Problem(models, trees, demand, kinds)
     setting = AutoSetting(problem, {"ka": 1, "kb": 1}, scales=frozenset(("ka", "kb")))
-    brain = AutoBrain(replace(setting, assigns=False))
+    brain = AutoBrain(replace(setting, choosing=frozenset(("ka", "kb"))))
     profiles = {(m, f"k{g}"): FAST for m in "xyz" for g in "ab"}
 
     def there(**loaded):

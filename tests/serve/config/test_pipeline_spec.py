@@ -143,8 +143,10 @@ def test_factors_of_variants_tasks_and_none():
 def test_accuracies_of_paths():
     spec = parse_spec(args(pipeline={"path_accuracies": {"f1/s0": 71}}))
     pipeline = spec.pipelines["pipeline"]
-    assert pipeline.paths == (("f0", "s0"), ("f1", "s0"))
-    assert pipeline.measured_paths == {("f1", "s0"): 71}
+    assert pipeline.paths == (
+        (("find", "f0"), ("spell", "s0")),
+        (("find", "f1"), ("spell", "s0")),
+    )
     own = {key: ref.accuracy for key, ref in spec.variants().items()}
     accuracy = partial(path_accuracy, spec.trees["pipeline"], own)
     assert accuracy(("f1", "s0")) == 71

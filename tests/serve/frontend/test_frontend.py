@@ -129,7 +129,7 @@ async def test_a_frontend_looks_at_what_serve_runs(app):
 def test_other_methods_are_refused_in_words_of_the_users_class():
     for method in ("__call__", "Infer", "Describe", "slo_status"):
         check_method("Words", method)
-    for method in ("predict", "_shortfall", "answer_http", "__init__"):
+    for method in ("predict", "_plan_says", "answer_http", "__init__"):
         with pytest.raises(BadInput, match=f"^'Words' answers no call of '{method}': handle.rem"):
             check_method("Words", method)
 

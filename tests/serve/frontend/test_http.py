@@ -19,13 +19,13 @@ from starlette.requests import ClientDisconnect, Request
 from ray_slo.core.environment import MAX_BODY_BYTES
 from ray_slo.core.text import quoted
 from ray_slo.errors import BodyTooLarge, RefusedEarly, SlowBody, UnsupportedEncoding
-from ray_slo.serve.app.openapi import document
 from ray_slo.serve.errors import UnknownModel, error_body
 from ray_slo.serve.frontend.answer import to_json
 from ray_slo.serve.frontend.http import MAX_DEPTH, Readers, body_of, decoded, json_of
 from ray_slo.serve.proxy import middlewares
 from ray_slo.serve.proxy.bounds import BoundsMiddleware
 from tests.serve import clock
+from tests.serve.openapi import document
 
 MANY = 1_000_000
 

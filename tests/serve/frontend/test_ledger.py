@@ -137,8 +137,7 @@ class World:
             self.metrics,
             clock=time.monotonic,
             spawn=self.spawn,
-            shortfall=lambda: shortfall,
-            start_s=lambda: start_s,
+            plan_says=lambda: (shortfall, start_s),
         )
 
     def spawn(self, coroutine):

@@ -27,7 +27,7 @@ def workers(execute=None, capacity=None, why="", states=None):
         {"gpu": handle},
         SimpleNamespace(capacity=capacity),
         spawn=asyncio.ensure_future,
-        shortfall=lambda: None,
+        plan_says=lambda: (None, None),
     )
 
 

@@ -115,7 +115,7 @@ def test_what_its_brain_is_told(tmp_path):
     assert setting.first_workers == {"cpu": 2, "gpu": 1}
     assert setting.scales == {"gpu"}
     assert (setting.up_s["gpu"], setting.down_s, setting.idle_s) == (4, {"gpu": 30}, None)
-    assert setting.assigns  # the default policy with pipelines does not choose variants
+    assert not setting.choosing  # the default policy with pipelines does not choose variants
     assert setting.profiles.keys() == {("m", "cpu"), ("m", "gpu")}
     assert setting.interval_s == 5
 
@@ -131,10 +131,10 @@ def test_no_worker_is_needed_only_where_none_of_any_kind_is():
 
 
 def test_policies_that_do_not_choose_variants_go_by_its_assignments():
-    assert not setting_of(models={"m": MANY}).assigns
-    assert not setting_of(models={"m": MODEL}, policy="flex").assigns
+    assert setting_of(models={"m": MANY}).choosing
+    assert setting_of(models={"m": MODEL}, policy="flex").choosing
     lone = {"models": {}, "pipelines": {"p": PIPELINE}}
-    assert setting_of(**lone, policy="pipeline").assigns  # it makes routes from the assignments
+    assert not setting_of(**lone, policy="pipeline").choosing  # it makes routes from assignments
 
 
 def test_serve_follows_it_at_once_as_it_waits_itself():

@@ -3,9 +3,10 @@
 import asyncio
 
 from ray_slo.core.environment import MARK
+from ray_slo.serve.deadlines import PROXY_CALLBACK
 from ray_slo.serve.proxy import middlewares, modes
 from ray_slo.serve.proxy.admission import AdmissionMiddleware
-from ray_slo.serve.proxy.bounds import PROXY_CALLBACK, BoundsMiddleware
+from ray_slo.serve.proxy.bounds import BoundsMiddleware
 from ray_slo.serve.proxy.http import FailoverMiddleware
 
 

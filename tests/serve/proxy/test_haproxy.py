@@ -555,10 +555,7 @@ def test_a_day_of_time_keeps_nobody_out(tmp_path):
     ("headers", "most"),
     [
         ({"x_request_timeout_seconds": "900"}, 160),  # the SLO is tighter
-        ({"x_request_timeout_seconds": "55.5"}, 160),
-        ({"x_request_timeout_seconds": "20"}, 80),
         ({"x_request_timeout_seconds": "20.0009"}, 80),
-        ({"x_slo_latency_ms": "20000"}, 80),
         ({"x_slo_latency_ms": "20000.5", "x_request_timeout_seconds": "900"}, 80),
         ({"x_slo_latency_ms": "soon"}, 16),
     ],

@@ -83,7 +83,7 @@ def test_the_file_is_whole_while_it_is_written(tmp_path):
 
 
 def test_old_files_make_room(tmp_path, monkeypatch):
-    monkeypatch.setattr(decision_log, "_FILE_ROWS", 500)
+    monkeypatch.setattr(decision_log._Log, "_file_rows", 500)
     monkeypatch.setattr(decision_log, "_SLICE_S", 1e-4)  # or one slice has it all
     elsewhere = tmp_path / "notes.parquet"
     elsewhere.write_bytes(b"not ours")
@@ -132,7 +132,7 @@ def test_a_disk_that_fails_costs_no_decision(tmp_path):
 @pytest.mark.parametrize("file_rows", [500, 20_000])
 def test_a_log_goes_on_when_the_disk_is_back(tmp_path, monkeypatch, caplog, file_rows):
     """A folder that is gone, and a disk that is full for a while: what fits is kept until then."""
-    monkeypatch.setattr(decision_log, "_FILE_ROWS", file_rows)
+    monkeypatch.setattr(decision_log._Log, "_file_rows", file_rows)
     folder, away = tmp_path / "log", tmp_path / "away"
     log = DecisionLog(folder, "test", flush_s=0.01)
     policy = log.recorded(make_policy("eager"), "eager", {}, 0.0)
@@ -226,7 +226,7 @@ def test_a_planners_table_is_beside_the_log(tmp_path):
 
 
 def test_the_planners_table_is_bounded_and_readable_file_by_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(decision_log, "_PLAN_FILE_ROWS", 20)
+    monkeypatch.setattr(decision_log.PlanLog, "_file_rows", 20)
     log = PlanLog(tmp_path, "plan", max_mb=0.06, flush_s=0.0)
     log.begin("loki", {}, 0.0)
     for i in range(60):
@@ -240,7 +240,7 @@ def test_the_planners_table_is_bounded_and_readable_file_by_file(tmp_path, monke
     assert planner.start.policy == "loki"
     assert [p.at for p in planner.plans][-1] == 59.0
     # One bound for all that is in the folder.
-    monkeypatch.setattr(decision_log, "_FILE_ROWS", 500)
+    monkeypatch.setattr(decision_log._Log, "_file_rows", 500)
     monkeypatch.setattr(decision_log, "_SLICE_S", 1e-4)
     logged(tmp_path, 1500, max_mb=0.05)
     assert sum(f.stat().st_size for f in tmp_path.rglob("*.parquet")) <= 50_000

@@ -1,6 +1,6 @@
 """The HTTP API of an application as an OpenAPI 3.1 document, made from the types of the answers.
 
-It is not served. Write it to a file with `json.dumps(document(spec.models))`.
+It is not served: tests send requests that are made from it, and compare answers with it.
 """
 
 from __future__ import annotations
@@ -8,8 +8,37 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.json_schema import SkipJsonSchema
+
+from ray_slo.core.text import SHOWN
 from ray_slo.serve.deadlines import HEADERS
-from ray_slo.serve.errors import ErrorBody, errors_of_requests
+from ray_slo.serve.errors import errors_of_requests
+
+_None = SkipJsonSchema[None]  # None is not in the schema: such a field is left out
+
+
+def _without_defaults(schema: dict[str, Any]) -> None:
+    for field in schema["properties"].values():
+        field.pop("default", None)
+
+
+class ErrorBody(BaseModel):
+    """The body of every error answer, with the fields that `SLOError.to_body` may have."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra=_without_defaults)
+
+    error: str = Field(description="The error's type.")
+    reason: str = Field(description="Short and stable, for programs.")
+    message: str = Field(description="One sentence for a person.")
+    field: str | _None = Field(None, description="The part of the request that is wrong.")
+    model: str | _None = Field(None, description=f"Cut after {SHOWN} characters if it is unknown.")
+    task: str | _None = None
+    valid: list[str] | _None = None
+    latency_slo_ms: float | _None = None
+    predicted_finish_ms: float | _None = None
+    retry_after_s: float | _None = None
+    detail: Any = Field(None, description="What the application gave to its HTTPException.")
 
 
 def document(models: Iterable[str], title: str = "ray-slo") -> dict[str, Any]:
