@@ -1,6 +1,7 @@
 """With Serve's tracing, spans of proxy, frontend and worker belong to the caller's trace. HAProxy
 makes no spans. It uses Serve's proxy while an application starts, and that makes spans."""
 
+import io
 import json
 import secrets
 import time
@@ -156,7 +157,9 @@ def _log(folder, seconds=60):
     deadline = time.monotonic() + seconds
     while True:
         files = sorted(folder.glob("*.parquet"))
-        rows = pd.concat(map(pd.read_parquet, files)) if files else pd.DataFrame({"request": []})
+        # Each is opened once, because a longer file may take its place.
+        parts = [pd.read_parquet(io.BytesIO(file.read_bytes())) for file in files]
+        rows = pd.concat(parts) if parts else pd.DataFrame({"request": []})
         if rows["request"].nunique() >= 7:
             return rows
         assert time.monotonic() < deadline, rows
