@@ -66,13 +66,7 @@ FEW = 3  # batches of a size from which its time is taken
 UNSAVED = ("found",)
 
 ASKED = [
-    (
-        "*, 0.[37] × · @ray_slo.*",
-        "in time",
-        "≥",
-        98,
-        "clients and workers share two cores of uneven speed",
-    ),
+    ("*, 0.[37] × · @ray_slo.*", "in time", "≥", 98, "two cores for all, of uneven speed"),
     (
         *("*, [124] × · @ray_slo.deployment", "goodput / workers", "≥", 0.85),
         "refusals take the workers' cores, and at 1 × less is sent than workers can do",
