@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ray_slo.cli._output import mistakes_in, print_json
-from ray_slo.core.explain import placed
+from ray_slo.core.explain import placed, validated
 from ray_slo.core.names import import_attr, nearest
 from ray_slo.core.text import quoted
 
@@ -43,14 +43,18 @@ def check(
     """
     if "" not in sys.path:
         sys.path.insert(0, "")  # as `serve run` does
-    found = {}
-    for application in applications(config, args_too=True):
+    from ray.serve.schema import ServeDeploySchema
+
+    found, written = {}, applications(config, args_too=True)
+    with mistakes_in(config, ServeDeploySchema):
+        validated(ServeDeploySchema, {"applications": written})
+    for application in written:
         name = str(application.get("name", "default"))
-        if application.get("import_path") != BUILDER:
-            path = application.get("import_path")
+        if application["import_path"] != BUILDER:
             with placed(f"{config}: {name}.import_path"):
-                import_attr(str(path))
-            found[name] = {"import_path": path, "checked": "only that it can be imported"}
+                import_attr(application["import_path"])
+            checked = "only that it can be imported"
+            found[name] = {"import_path": application["import_path"], "checked": checked}
             continue
         found[name] = _checked(config, application)
     if as_json:
@@ -96,7 +100,6 @@ def applications(path: Path, *, args_too: bool = False) -> list[dict[str, Any]]:
 
 def _checked(path: Path, application: Mapping[str, Any]) -> dict[str, Any]:
     """Return what an application would run."""
-    from ray_slo.core.explain import validated
     from ray_slo.serve.app.build import build_app_from_spec
     from ray_slo.serve.config.app import AppConfig
     from ray_slo.serve.config.resolve import resolve
@@ -111,10 +114,10 @@ def _checked(path: Path, application: Mapping[str, Any]) -> dict[str, Any]:
         *(worker_deployment(spec.deployment_name, kind) for kind in spec.workers),
     ]
     for changed in application.get("deployments") or ():
-        if (name := changed.get("name")) not in ours:
+        if (name := changed["name"]) not in ours:
             raise ValueError(
                 f"{path}: deployments: no deployment {quoted(name)}; there are {', '.join(ours)}"
-                f"{nearest(str(name), ours)}"
+                f"{nearest(name, ours)}"
             )
     return {"route_prefix": application.get("route_prefix", "/"), **_described(config, spec)}
 

@@ -133,9 +133,6 @@ class Rate:
             first.
         enough: a shorter window is used if it has this many requests, or differs by more than
             chance.
-
-    Attributes:
-        seen: whether there was a request.
     """
 
     def __init__(
@@ -153,7 +150,6 @@ class Rate:
         ]
         self._recent: deque[tuple[float, int]] = deque()  # seconds and requests, the last first
         self._counted_at = self._began_at = -math.inf
-        self.seen = False
 
     def counted(self, now: float, over_s: float, requests: int) -> None:
         """Add the `requests` of the `over_s` seconds before now.
@@ -167,7 +163,6 @@ class Rate:
                 demand.arrived(now - over_s, 0)
         self._counted_at = now
         if requests:
-            self.seen = True
             for demand in self._demands:
                 demand.arrived(now - over_s / 2, requests)
         self._recent.appendleft((over_s, requests))

@@ -95,6 +95,9 @@ def test_a_pipeline_groups_and_the_args_alone(run, file):
             "no deployment 'worker'; there are m, m-worker",
         ),
         ({"applications": [{"import_path": "nowhere:app"}]}, "default.import_path"),
+        ({"applications": [{"name": "app"}]}, "applications.0.import_path: required"),
+        ({"applications": [{"import_path": "a:b"}] * 2}, 'multiple configs for application "def'),
+        (served({"models": {"m": ONE}}, deployments={"name": "m"}), "deployments: must be a list"),
         ({"pool": {}}, "this is a choice of machines"),
     ],
 )

@@ -101,7 +101,6 @@ def steady(rate, start, stop, into, step=0.5):
 
 def test_a_steady_rate_is_measured_and_is_no_news():
     rate = Rate()
-    assert not rate.seen
     assert rate.value(0.0) == 0.1
     steady(20, 0, 30, rate)
     assert rate.value(30.0) == pytest.approx(20, rel=0.1)

@@ -111,8 +111,8 @@ class Stream:
 
     @property
     def seen(self) -> bool:
-        """Whether a request has come."""
-        return self._rate.seen
+        """Whether a request has come, or waits."""
+        return self.last_at > -math.inf
 
     @property
     def dispersion(self) -> float:

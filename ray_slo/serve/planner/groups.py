@@ -142,10 +142,11 @@ def _refused(spec: AppSpec) -> dict[tuple[str, str], str]:
         for name in spec.models
         if (why := spec.policy_of(group).refusal(name in spec.sized))
     }
+    homes = spec.homes
     for root, tree in spec.trees.items():
         if len(tree.models) > 1:
             for name in tree.models:
-                for group in spec.groups.keys() - {spec.homes.get(name)}:
+                for group in spec.groups.keys() - {homes.get(name)}:
                     refused[name, group] = f"it serves {root!r}, whose tasks stay together"
     return refused
 

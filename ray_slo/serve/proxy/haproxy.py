@@ -171,7 +171,8 @@ def completed(config: str, folder: Path) -> str:
         rest = _once(
             r"^( +bind .* proto h2\n)",
             lambda found: (
-                found[1] + _lines(_errorfiles(folder, "grpc")) + _lines(rules.of_frontend(clock))
+                found[1]
+                + _lines([*_errorfiles(folder, "grpc"), *rules.of_frontend(clock, is_grpc=True)])
             ),
             rest,
             "grpc_frontend",

@@ -74,15 +74,17 @@ def tables() -> str:
     )
 
 
-def of_frontend(clock: str) -> Iterator[str]:
+def of_frontend(clock: str, *, is_grpc: bool = False) -> Iterator[str]:
     """Yield the rules for all requests. Headers that only ray-slo may set are removed first.
 
     Args:
         clock: name of the clock. Frontends with another clock ignore the time.
+        is_grpc: whether they are calls, whose services would see a header about bodies.
     """
     for header in (PROXIED_HEADER, REFUSED_HEADER, WAY_HEADER, KNOWN_HEADER):
         yield f"http-request del-header {header}"
-    yield f"http-request set-header {WHOLE_HEADER} 0"
+    whole = f"del-header {WHOLE_HEADER}" if is_grpc else f"set-header {WHOLE_HEADER} 0"
+    yield f"http-request {whole}"
     if MARK.read():  # HAProxy reads it from its environment, so it is in no file
         yield f'http-request set-header {MARK_HEADER} "${{{MARK.name}}}"'
     else:

@@ -211,7 +211,7 @@ def test_down_to_nothing_when_nobody_asks_and_back_at_the_first_request():
 def test_nobody_there_and_nothing_known_one_worker_measures():
     brain = plain(least=0, idle_s=60.0, first_workers={"cpu": 0})
     assert brain.target("cpu") is None
-    brain.counted(1.0, 0.5, Counts({"m": 1}))
+    brain.counted(1.0, 0.5, Counts(waiting={"m": 1}))  # it came before this planner
     assert brain.target("cpu") == 1
     brain.wanted(1.0, seen_of(says("a", ready=False), profiles={}), False)
     assert brain.target("cpu") is None

@@ -21,7 +21,7 @@ import pytest
 from ray_slo.core import environment
 from ray_slo.core.processes import is_running
 from ray_slo.serve import suspects
-from ray_slo.serve.deadlines import HEADERS
+from ray_slo.serve.deadlines import HEADERS, WHOLE_HEADER
 from ray_slo.serve.protos import SERVICE
 from ray_slo.serve.proxy import haproxy, haproxy_rules, modes
 
@@ -213,6 +213,12 @@ def held(port, count, pool, frontend, paths=("/m",), classes=(), **headers):
 
 def test_the_path_of_grpc_is_that_of_the_service():
     assert f"/{SERVICE}/" == haproxy_rules.GRPC_PATH
+
+
+def test_services_of_calls_see_no_header_about_bodies():
+    calls = [*haproxy_rules.of_frontend("clock", is_grpc=True)]
+    assert f"http-request del-header {WHOLE_HEADER}" in calls
+    assert not [rule for rule in calls if f"set-header {WHOLE_HEADER}" in rule]
 
 
 @pytest.mark.parametrize(("files", "connections"), [(1000, 360), (1100, 400), (101, 1)])
