@@ -48,6 +48,7 @@ class ProteusBrain(AutoBrain):
     def __init__(self, setting: AutoSetting) -> None:
         super().__init__(setting)
         self._arrived = {task.name: Rate() for task in setting.problem.trees[0].order}
+        self._began = False
 
     @property
     def first_workers(self) -> Mapping[str, int]:
@@ -59,13 +60,14 @@ class ProteusBrain(AutoBrain):
             made = (n.get(task.name, 0) for n in counts.made.values())
             came = sum(counts.requests.values()) if task.parent is None else sum(made)
             self._arrived[task.name].counted(now, over_s, came)
+            self._began |= came > 0
 
     @property
     def solve(self) -> Callable[[Job], Plans]:
         return self._both
 
     def _both(self, job: Job) -> Plans:
-        if any(rate.seen for rate in self._arrived.values()):
+        if self._began:
             rates = {task: rate.value(self._now) for task, rate in self._arrived.items()}
         else:
             rates = expected(job.whole)
