@@ -12,10 +12,11 @@ Brownian motion with these figures (`headroom.bad_rate`). The u with the least l
 because a policy takes larger batches when more requests wait. In overload, the loss goes to
 1 − capacity/demand.
 
-Workers may serve several models. So there are two bounds. A model has at most all workers that host
-it. Models that share workers, directly or indirectly, have at most all their workers together. A
-request is lost if one of its tasks is lost by the first bound. Its probability to be lost is at
-least the share of lost work by the second bound.
+Workers may serve several models. So there are two bounds. A model has at most all workers that have
+loaded it, planned or not: in a burst they serve it. Models that share workers, directly or
+indirectly, have at most all their workers together. A request is lost if one of its tasks is lost
+by the first bound. By the second bound, it is lost at the latest where most work is lost on a path;
+branches of a tree lose independently.
 
 A request at the root makes M requests at a task. If one of these is lost, the others are lost with
 it. So the lost requests have E[M²]/E[M] each, and a share x of lost work is a share x·E[M]²/E[M²]
@@ -113,8 +114,11 @@ def late_by_stream(problem: Problem, plan: Plan, demand: Mapping[str, Demand]) -
         tree = problem.tree_of(stream)
         lost = _per_root(tree, arrivals[tree.name])
         in_time = math.prod(1 - alone[tree[t].model] * share for t, share in lost.items())
-        rest = 1 - max(together[tree[t].model] * share for t, share in lost.items())
-        late[stream] = 1 - min(in_time, rest)
+        rest = {task: 1 - together[tree[task].model] * share for task, share in lost.items()}
+        for task in reversed(tree.order):
+            below = math.prod(rest[child] for child in tree.children(task.name))
+            rest[task.name] = min(rest[task.name], below)
+        late[stream] = 1 - min(in_time, rest[tree.root])
     return late
 
 
@@ -197,16 +201,14 @@ def _hosts(problem: Problem, slot: Slot, work: Mapping[str, _Work]) -> None:
     times."""
     busy = _busy(problem, slot)
     total = sum(time for _, time, _ in busy)
-    of_model: dict[str, float] = {}
     for (model, time, _), part in zip(busy, slot.parts, strict=True):
         share = time / total if total else 1 / len(busy)
         variant = _in_bursts(problem, slot, model, part.variant)
         profile = problem.variant[variant].profiles[slot.kind]
         if share > 0:
             work[model.name].has(share, _latencies_s(model, profile))
-        of_model[model.name] = of_model.get(model.name, 0.0) + share
-    for name, share in of_model.items():
-        work[name].hosts += share > 0
+    for model in problem.models:
+        work[model.name].hosts += any(v.name in slot.variants for v in model.variants)
 
 
 def _in_bursts(problem: Problem, slot: Slot, model: Model, variant: str) -> str:
@@ -229,7 +231,7 @@ def _together(problem: Problem, plan: Plan, work: Mapping[str, _Work]) -> dict[s
     model_of = {v.name: model.name for model in problem.models for v in model.variants}
     groups = {name: frozenset([name]) for name in work}
     for slot in plan.slots:
-        merged = frozenset().union(*(groups[model_of[part.variant]] for part in slot.parts))
+        merged = frozenset().union(*(groups[model_of[name]] for name in slot.variants))
         groups |= dict.fromkeys(merged, merged)
     lost: dict[str, float] = {}
     for group in set(groups.values()):
