@@ -114,10 +114,10 @@ def late_by_stream(problem: Problem, plan: Plan, demand: Mapping[str, Demand]) -
         tree = problem.tree_of(stream)
         lost = _per_root(tree, arrivals[tree.name])
         in_time = math.prod(1 - alone[tree[t].model] * share for t, share in lost.items())
-        rest = {task: 1 - together[tree[task].model] * share for task, share in lost.items()}
+        rest = {name: 1 - together[tree[name].model] * share for name, share in lost.items()}
         for task in reversed(tree.order):
-            below = math.prod(rest[child] for child in tree.children(task.name))
-            rest[task.name] = min(rest[task.name], below)
+            below = [rest[child] for child in tree.children(task.name)]
+            rest[task.name] = min(rest[task.name], math.prod(below))
         late[stream] = 1 - min(in_time, rest[tree.root])
     return late
 
