@@ -115,9 +115,9 @@ def late_by_stream(problem: Problem, plan: Plan, demand: Mapping[str, Demand]) -
         lost = _per_root(tree, arrivals[tree.name])
         in_time = math.prod(1 - alone[tree[t].model] * share for t, share in lost.items())
         rest = {name: 1 - together[tree[name].model] * share for name, share in lost.items()}
-        for task in reversed(tree.order):
-            below = [rest[child] for child in tree.children(task.name)]
-            rest[task.name] = min(rest[task.name], math.prod(below))
+        for node in reversed(tree.order):
+            below = [rest[child] for child in tree.children(node.name)]
+            rest[node.name] = min(rest[node.name], math.prod(below))
         late[stream] = 1 - min(in_time, rest[tree.root])
     return late
 
