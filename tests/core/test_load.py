@@ -136,3 +136,9 @@ def test_windows_are_short_again_when_the_load_comes_back():
     for at in gaps(0.25, 300.0):
         dispersion.arrived(began + float(at))
     assert dispersion.value == pytest.approx(4, rel=0.35)
+
+
+def test_what_is_older_than_the_window_counts_no_more():
+    monitor = LoadMonitor("mean", 0.5, min_arrivals=8)
+    every(monitor, 0.001, 0.0, 1.0)
+    assert monitor.rate(1.4) == pytest.approx(200, rel=0.02)  # 100 in the last 0.5 s

@@ -249,3 +249,9 @@ def test_mistakes_name_the_field(change, says):
 
 def test_the_worked_example_of_the_module():
     assert doctest.testmod(partition).failed == 0
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_bound_is_never_above_the_best(count):
+    p = problem([10.0] * count, memory_weight=1.0)
+    assert Search(p).bound() <= brute_force(p) + 1e-9

@@ -185,3 +185,14 @@ def test_a_range_may_be_below_one_request_per_second():
 def test_bad_loads_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         solve_set(PROBLEM, **arguments)
+
+
+def test_arrays_that_do_not_fit_their_header_are_named(tables, tmp_path):
+    path = tmp_path / "set.npz"
+    tables.save(path)
+    with np.load(path) as file:
+        arrays = dict(file)
+    with path.open("wb") as file:
+        np.savez(file, **arrays | {"variant": arrays["variant"] + len(VARIANTS)})
+    with pytest.raises(ValueError, match="variant"):
+        PolicySet.load(path)

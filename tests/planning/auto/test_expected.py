@@ -181,3 +181,65 @@ def test_a_plan_without_a_load_divides_its_workers_evenly():
     for root, of in even.items():
         assert idle[root].bad_rate == pytest.approx(of.bad_rate)
         assert of.bad_rate > 1e-6
+
+
+def test_workers_that_have_loaded_a_model_serve_it_in_a_burst():
+    problem = Problem(
+        (model("a", one=90), model("b", two=90)),
+        (tree("a"), tree("b")),
+        {"a": Demand(110), "b": Demand(40)},
+        (Kind("gpu", 0, 2),),
+    )
+    slots = [Slot("gpu", (Assigned(v, 1, 75.0),), (v,)) for v in ("one", "two")]
+    apart = Plan({"gpu": 2}, tuple(slots), 90.0, {}, 0.0, 0.0, Prices(), "share", "")
+    both = tuple(replace(slot, variants=("one", "two")) for slot in slots)
+    assert expected(problem, apart)["a"].bad_rate > 0.09
+    assert expected(problem, replace(apart, slots=both))["a"].bad_rate < 0.02
+
+
+@pytest.mark.parametrize(("children", "lost"), [("b", 0.5), ("bc", 1 - 0.6**2)])
+def test_branches_lose_apart(children, lost):
+    """A request makes four at each task below. All share workers, which can do half of the work. A
+    child that loses half of its work loses 0.5 · 4/5 of the requests."""
+    made = {"one": dict.fromkeys(children, 4.0)}
+    tasks = (TreeTask("a", "a", None, made), *(TreeTask(c, c, "a") for c in children))
+    quick = Model("a", (Variant("one", 90, {"gpu": LatencyProfile([1e-6])}),))
+    names = ("one", *(f"v{c}" for c in children))
+    problem = Problem(
+        (quick, *(model(c, **{f"v{c}": 80}) for c in children)),
+        (Tree("a", tasks, {"": 0.1}),),
+        {"a": Demand(200 / len(children), 0)},
+        (Kind("gpu", 0, 4),),
+    )
+    parts = tuple(Assigned(v, 1, 100.0) for v in names)
+    slots = (Slot("gpu", parts, names),) * 4
+    plan = Plan({"gpu": 4}, slots, 85.0, {}, 0.0, 0.0, Prices(), "share", "")
+    assert bad_share(problem, plan) == pytest.approx(lost, abs=0.02)
+
+
+def test_children_have_the_requests_that_the_planned_variants_make():
+    """The variants of `a` make none and 4. Nine of ten are planned for the first."""
+    tasks = (
+        TreeTask("a", "a", None, {"few": {"b": 0.0}, "many": {"b": 4.0}}),
+        TreeTask("b", "b", "a"),
+    )
+    quick = {"gpu": LatencyProfile([1e-4])}
+    problem = Problem(
+        (Model("a", (Variant("few", 90, quick), Variant("many", 95, quick))), model("b", two=80)),
+        (Tree("a", tasks, {"": 0.1}),),
+        {"a": Demand(200, 0)},
+        (Kind("gpu", 0, 2),),
+    )
+
+    def bad(few, many):
+        parts = (Assigned("few", 1, few), Assigned("many", 1, many))
+        slots = (
+            Slot("gpu", parts, ("few", "many")),
+            Slot("gpu", (Assigned("two", 1, 99.0),), ("two",)),
+        )
+        return bad_share(
+            problem, Plan({"gpu": 2}, slots, 85.0, {}, 0.0, 0.0, Prices(), "share", "")
+        )
+
+    assert bad(180.0, 20.0) < 0.02  # 80 per second, of 100
+    assert bad(100.0, 100.0) > 0.3  # 400

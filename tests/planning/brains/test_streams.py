@@ -74,3 +74,12 @@ def test_a_target_waits_before_it_goes_down_and_up_if_asked():
     assert [slow.at(t) for t in (20.0, 27.9, 29.0)] == [4, 4, 3]
     slow.wants(30.0, 0, at_once=True)
     assert slow.at(30.0) == 0
+
+
+def test_a_stream_without_a_request_is_idle_once_it_has_waited():
+    streams = Streams({"m": 1.0}, "ewma", 0.0, idle_s=10.0)
+    streams.counted(5.0, 0.5, Counts({}))
+    assert not streams.is_idle("m", 15.0)
+    assert streams.is_idle("m", 15.1)
+    streams.counted(15.1, 0.5, Counts({"m": 1}))
+    assert not streams.is_idle("m", 25.0)

@@ -489,3 +489,14 @@ def test_the_length_of_the_loops_turns_is_measured():
         return door.turn_s
 
     assert 0.04 < asyncio.run(run()) < 0.06
+
+
+def test_who_gives_way_no_longer_counts_for_its_application():
+    gate, known = Gate(most=1), Known(100.0, 1, 0.0, "a")
+    late, again = Told(), Told()
+    gate.arrive(0.0, 5.0, late, known)
+    first = gate.arrive(0.0, 1.0, Told())
+    assert late.said[0].reason == "queue_full"
+    gate.leave(first)
+    assert gate.arrive(0.0, 9.0, again, known) is not None
+    assert again.said == []
