@@ -1,34 +1,29 @@
-"""Live on Ray Serve, real pages: demand goes up and down, workers and variants follow.
+"""Live on Ray Serve: the demand of a pipeline goes up and down; workers and variants follow.
 
-The requests are pages of known text, rendered with noise, as PNGs through a handle, with Poisson
-arrivals. The pipeline detects the lines of a page and recognises each (`deployments.ocr`), with all
-variants. Demand begins with a trickle. It rises to a share of the capacity, stays there, and falls
-again. The planner computes the capacity from the latencies that its workers measured. Above the
-capacity called `most accurate`, even all workers together cannot use the best variants. From there
-on the planner gives up accuracy, down to a floor.
+The pipeline has two tasks: `detect`, and `who` for each of the two that it finds. Each has three
+variants that sleep, so four workers of half a core do not take each other's time. There are 1 to 4
+workers, and planner and policy are the defaults. Requests come through a handle, with Poisson
+arrivals: a day in six minutes. Demand begins at half of what one worker serves with the most
+accurate variants, rises above what four serve with them (the capacity called `most accurate`),
+stays there, and falls again. So first there should be more workers, then less accuracy, and then
+both should come back.
 
-Four workers and everything else share two cores. So each worker is slowed to the speed that it
-would have with a fixed share of a core. After a batch it sleeps until the CPU time of the batch is
-that share of the elapsed time. Otherwise it would be fast while it measures itself and the others
-are idle, and slow later.
-
-*Accuracy* is that of answers in time. *Of variants*: measured once per path on other pages. *Of
-characters*: measured on these answers, against the known text. *Violations* are requests that were
-refused, dropped or late, end to end, as the client sees them. *Failed* requests got neither an
-answer nor a refusal with a reason. *As simulated*: the simulator's figures for the same arrivals,
-planner and policy. It uses the latencies that the workers had learned by the end. Times to start a
-worker and to load a network are guesses.
+Capacities are computed from the variants' latencies, for full batches without a gap. *Accuracy* is
+that of answers in time: the product along a path, as the variants say. *Violations* are requests
+that were refused, dropped or late, end to end, as the client sees them. *Failed* requests got
+neither an answer nor a refusal with a reason. *Order*: the first and last time at which all workers
+were wanted, and between which accuracy was below that of the quiet begin; each is a mean over 5 s.
+*As simulated*: the simulator's figures for the same arrivals.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,59 +31,32 @@ import numpy as np
 
 from benchmarks.harness.plots import saved
 from benchmarks.harness.rows import Row
-from benchmarks.live.load import Calls, learned
-from benchmarks.loki import terms as loki
-from benchmarks.loki.systems import simulate
-from deployments.ocr import Detect, Recognise
-from deployments.ocr.app import SIDES
+from benchmarks.live.load import Calls
+from benchmarks.live.sleeper import Several, Sleeper
+from benchmarks.own.applications import capacity
 from ray_slo.core import LatencyProfile
-from ray_slo.planning.result import Infeasible
-from ray_slo.serve.config.pipeline import PipelineConfig
-from ray_slo.simulation.arrivals import Times, Trace
-from ray_slo.simulation.workloads import Workload
+from ray_slo.core.trees import Tree, TreeTask
+from ray_slo.planning import auto
+from ray_slo.simulation import Times, Workload, simulate_application
+from ray_slo.simulation.arrivals import Trace
 
 SOURCE = "Loki Figure 5"
-SLO_S = 2.5
+ASKED = [
+    ("order", "accuracy falls after all workers are wanted by", "≥", 0),
+    ("order", "workers leave after accuracy is back by", "≥", 0),
+    ("phases · all", "failed", "≤", 0),
+]
+SLO_S = 6.0
 CLIENT_SHARE = 0.95  # share of the SLO that the server is told; the rest is the way to the client
-WORKERS = 4
-CORES = 0.6  # share of the machine's cores that all workers may use together
-TRICKLE = 0.3  # pages per second
-PEAK = 0.75  # share of the capacity with accuracy scaling
-FLOOR = 70.0  # percent: rather than go below this mean accuracy, the planner sheds pages
-READERS = ("rec32-int8", "rec40-int8", "rec48-int8", "rec48")  # others are slower and no better
+WORKERS, MAX_BATCH, FOUND = 4, 16, 2
+NETS = {"detect": (0.12, 0.45), "who": (0.06, 0.225)}  # a batch of b takes α·b + β seconds
+VARIANTS = {"l": (1.0, 0.0), "m": (0.6, 6.0), "s": (0.35, 14.0)}  # share of the time, points lost
+BEST = {"detect": 96.0, "who": 94.0}
+TRICKLE, PEAK = 0.5 / WORKERS, 1.3  # share of the capacity with the most accurate variants
 BIN_S = 5.0
 BY_VARIANT = "workers by variant, over time"
 INTERVAL_S = 5.0  # seconds between plans
-SWAP_COST = 0.1  # the live planner's default
-START_S, LOAD_S = 8.0, 1.0  # in the simulator: time to start a worker, and to load a network
-NOISE = 0.25  # in the simulator: noise of the latencies, because lines differ in length
-PLANNING = {"headroom_quantile": 0.95, "headroom_period_s": 1.0, "accuracy_floor": FLOOR}
-
-
-def share() -> float:
-    """Return the share of a core that each worker may use."""
-    return min(CORES * (os.cpu_count() or 1) / WORKERS, 1.0)
-
-
-def resting(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Slow a batch method down to its speed with `share()` of a core."""
-
-    def slower(self: Any, network: Any, items: list[Any]) -> Any:
-        start, used = time.perf_counter(), time.thread_time()
-        made = call(self, network, items)
-        until = start + (time.thread_time() - used) / share()
-        time.sleep(max(until - time.perf_counter(), 0.0))
-        return made
-
-    return slower
-
-
-class SlowDetect(Detect):
-    __call__ = resting(Detect.__call__)
-
-
-class SlowRecognise(Recognise):
-    __call__ = resting(Recognise.__call__)
+START_S, LOAD_S = 8.0, 0.1  # in the simulator: time to start a worker, and to load a network
 
 
 @dataclass(frozen=True)
@@ -98,9 +66,7 @@ class Seen:
     at_s: float
     status: str  # "answered", or as in `ray_slo.load.drive`
     latency_s: float
-    accuracy: float | None = None  # mean accuracy of the variants, percent
-    wrong: int = 0  # characters that were recognised wrongly
-    written: int = 0  # characters on the page
+    accuracy: float | None = None  # percent
     why: str = ""  # the reason if it was not answered
 
     @property
@@ -126,163 +92,103 @@ class Glance:
 def run(quick: bool, seed: int) -> list[Row]:
     from ray_slo.demo.systems import APP, local_serve, running
 
-    with local_serve(), running(pipeline(3.0 if quick else 12.0).bind()):
+    limits = capacities()
+    rates = ramp(limits[0], quick)
+    trace = Trace(rates=rates, interval_s=BIN_S)
+    times = trace.times(trace.length_s, np.random.default_rng(seed))
+    with local_serve(), running(pipeline().bind()):
         from ray import serve
 
         handle = serve.get_app_handle(APP)
-        told = planned(handle)
-        limits = capacities(told)
-        rates = ramp((0.5 if quick else PEAK) * limits[1], quick)
-        trace = Trace(rates=rates, interval_s=BIN_S)
-        times = trace.times(trace.length_s, np.random.default_rng(seed))
-        seen, glances = asyncio.run(drive(handle, times, trace.length_s, 20 if quick else 60, seed))
-        at_the_end = told | learned(handle.slo_status.remote().result())
-    return (
-        rows(limits, rates, seen, glances)
-        + simulated(at_the_end, times)
-        + [
-            Row(
-                f"a batch of one · {variant}",
-                f"latency {when}",
-                "ms",
-                1e3 * known[variant].latency(1),
-            )
-            for variant in told
-            for when, known in (("at start", told), ("at the end", at_the_end))
-        ]
-    )
+        while handle.slo_status.remote().result()["plan"]["state"] != "planned":
+            time.sleep(0.5)
+        seen, glances = asyncio.run(drive(handle, times, trace.length_s))
+    return rows(limits, rates, seen, glances) + simulated(times)
 
 
-def pipeline(profile_seconds: float) -> Any:
+def pipeline() -> Any:
     """Return the pipeline with all variants, planned every `INTERVAL_S`."""
     import ray_slo
-    from deployments import ocr
-    from deployments.ocr.app import measured
 
-    few = {"profile_quantile": 0.75}  # lines differ in length, but a page averages over several
+    def variants(task: str) -> list[ray_slo.Variant]:
+        alpha_s, beta_s = NETS[task]
+        return [
+            ray_slo.Variant(
+                f"{task}-{name}",
+                accuracy=BEST[task] - less,
+                load=Sleeper,
+                args=(share * alpha_s, share * beta_s),
+                factors={"who": FOUND} if task == "detect" else None,
+            )
+            for name, (share, less) in VARIANTS.items()
+        ]
+
+    most = {"max_batch_size": MAX_BATCH}
+    makes = {"makes": {"who": FOUND}}
     return ray_slo.Pipeline(
         [
             ray_slo.Task(
-                "detect", SlowDetect, variants=ocr.detectors(), options={"max_batch_size": 4, **few}
+                "detect", Several, kwargs=makes, variants=variants("detect"), options=most
             ),
-            ray_slo.Task(
-                "recognise",
-                SlowRecognise,
-                parent="detect",
-                variants=ocr.recognisers(*READERS),
-                options={"max_batch_size": 8, **few},
-            ),
+            ray_slo.Task("who", Several, parent="detect", variants=variants("who"), options=most),
         ],
         latency_slo_ms=1e3 * CLIENT_SHARE * SLO_S,
-        join=ocr.join,
-        path_accuracies={
-            path: accuracy
-            for path, accuracy in measured()["path_accuracies"].items()
-            if path.partition("/")[2] in READERS
-        },
-        num_replicas=2,
-        min_replicas=2,
+        min_replicas=1,
         max_replicas=WORKERS,
-        ray_actor_options={"num_cpus": 0.4},
-        planner={
-            "name": "loki",
-            "interval_s": INTERVAL_S,
-            "rates": {"detect": TRICKLE},
-            "kwargs": PLANNING,
-        },
-        profile_seconds=profile_seconds,
-        name="ocr",
+        ray_actor_options={"num_cpus": 0.5},
+        planner={"name": "auto", "interval_s": INTERVAL_S},
+        profile_seconds=2.0,
     )
 
 
-def planned(handle: Any) -> dict[str, LatencyProfile]:
-    """Wait for the first plan; return the profiles that it uses."""
-    while (status := handle.slo_status.remote().result())["plan"]["state"] != "planned":
-        time.sleep(0.5)
-    return learned(status)
+def problem() -> auto.Problem:
+    """Return the planner's problem, without a demand."""
+
+    def model(task: str) -> auto.Model:
+        alpha_s, beta_s = NETS[task]
+        made = []
+        for name, (share, less) in VARIANTS.items():
+            table = [share * (alpha_s * b + beta_s) for b in range(1, MAX_BATCH + 1)]
+            profiles = {"worker": LatencyProfile(table)}
+            made.append(auto.Variant(f"{task}-{name}", BEST[task] - less, profiles))
+        return auto.Model(task, tuple(made))
+
+    models = tuple(model(task) for task in NETS)
+    found = {variant.name: {"who": float(FOUND)} for variant in models[0].variants}
+    tasks = TreeTask("detect", "detect", None, found), TreeTask("who", "who", "detect")
+    tree = Tree("detect", tasks, {"": CLIENT_SHARE * SLO_S})
+    return auto.Problem(models, (tree,), {}, (auto.Kind("worker", 1, WORKERS),))
 
 
-def capacities(known: dict[str, LatencyProfile]) -> tuple[float, float]:
-    """Return the pages per second that all workers can serve.
-
-    The first figure is with the most accurate variants, the second with any that keep the floor.
-    The planner computes both, with its profiles and its headroom.
-    """
-    problem = problem_of(known)
-    best = max(problem.path_accuracies.values())
-    return (
-        largest(lambda demand: _accuracy(problem, demand) >= best - 0.01),
-        largest(lambda demand: _accuracy(problem, demand) > 0),
+def capacities() -> tuple[float, float]:
+    """Return the requests per second that all workers can serve, with the most accurate variants
+    and with the quickest."""
+    asked = problem()
+    best, quickest = (
+        WORKERS * capacity(asked, asked.trees[0], "worker", at) for at in (0, len(VARIANTS) - 1)
     )
+    return best, quickest
 
 
-def problem_of(known: dict[str, LatencyProfile]) -> loki.Problem:
-    """Return the planner's problem, with a demand of 1."""
-    ((_, tasks),) = pipeline(1.0).spec().pipelines.items()
-    return loki.Problem(
-        tuple(_task(tasks, name, known) for name in tasks.parents),
-        demand=1.0,
-        workers=WORKERS,
-        slo_s=CLIENT_SHARE * SLO_S,
-        path_accuracies={tuple(p.split("/")): a for p, a in tasks.path_accuracies.items()},
-        swap_cost=SWAP_COST,
-        **PLANNING,
-    )
-
-
-def _task(tasks: PipelineConfig, name: str, known: Mapping[str, LatencyProfile]) -> loki.Task:
-    task = tasks.tasks[name]
-    variants = (
-        loki.Variant(v, of.accuracy, known[v], tasks.factors[v]) for v, of in task.variants.items()
-    )
-    return loki.Task(name, tuple(variants), task.parent)
-
-
-def largest(fits: Callable[[float], bool]) -> float:
-    """Return the largest demand that fits, to 0.05 requests per second; 0 if none does."""
-    low, high = 0.0, 0.5
-    while fits(high):
-        low, high = high, 2 * high
-    while high - low > 0.05:
-        middle = (low + high) / 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
-
-
-def _accuracy(problem: loki.Problem, demand: float) -> float:
-    """Return the accuracy of the plan for a demand, in percent; 0 if there is no plan."""
-    answer = loki.plan(replace(problem, demand=demand))
-    return 0.0 if isinstance(answer, Infeasible) else answer.accuracy
-
-
-def ramp(peak: float, quick: bool) -> list[float]:
-    """Return the demand in pages per second, one figure per `BIN_S` seconds."""
-    low, slope, high = (1, 2, 2) if quick else (5, 20, 8)
-    up = np.linspace(TRICKLE, peak, slope + 2)[1:-1].tolist()
-    return [TRICKLE] * low + up + [peak] * high + up[::-1] + [TRICKLE] * low
+def ramp(best: float, quick: bool) -> list[float]:
+    """Return the demand in requests per second, one figure per `BIN_S` seconds."""
+    low, slope, high = (1, 2, 2) if quick else (8, 20, 12)
+    up = np.linspace(TRICKLE * best, PEAK * best, slope + 2)[1:-1].tolist()
+    quiet = [TRICKLE * best] * low
+    return quiet + up + [PEAK * best] * high + up[::-1] + quiet * (1 if quick else 2)
 
 
 async def drive(
-    handle: Any, times: np.ndarray[Any, Any], duration_s: float, count: int, seed: int
+    handle: Any, times: np.ndarray[Any, Any], duration_s: float
 ) -> tuple[list[Seen], list[Glance]]:
-    """Send pages at these times (open loop), and look at the plan once a second.
-
-    Args:
-        count: number of different pages.
-    """
-    from deployments.ocr.pages import errors, pages
-
-    series = pages(count, seed + 1000)
-    which = np.random.default_rng(seed + 1).integers(count, size=len(times))
+    """Send requests at these times (open loop), and look at the plan once a second."""
     calls = Calls()
 
-    async def one(at: float, index: int) -> Seen:
-        page = series[index]
-        reply = await calls.call(at, handle.remote, page.png, response_metadata=True)
+    async def one(at: float, item: int) -> Seen:
+        reply = await calls.call(at, handle.remote, item, response_metadata=True)
         if reply.error is not None:
             return Seen(at, reply.status, reply.latency_s, why=why(reply.error))
-        wrong, written = errors(page.lines, reply.answer.result["text"])
-        return Seen(at, reply.status, reply.latency_s, reply.answer.accuracy, wrong, written)
+        return Seen(at, reply.status, reply.latency_s, reply.answer.accuracy)
 
     async def look() -> list[Glance]:
         glances = []
@@ -294,7 +200,7 @@ async def drive(
             glances.append(Glance(calls.now_s, wanted or there, there, serving))
         return glances
 
-    due = zip(times.tolist(), which.tolist(), strict=True)
+    due = zip(times.tolist(), range(len(times)), strict=True)
     seen, glances = await asyncio.gather(calls.send(due, one), look())
     return seen, glances
 
@@ -307,15 +213,14 @@ def why(error: Exception) -> str:
     return f"{reason} in {task}" if task else str(reason)
 
 
-def simulated(known: dict[str, LatencyProfile], times: np.ndarray[Any, Any]) -> list[Row]:
+def simulated(times: np.ndarray[Any, Any]) -> list[Row]:
     """Simulate the same arrivals, and return the rows."""
-    report = simulate(
-        replace(problem_of(known), demand=TRICKLE),
-        Workload(arrivals=Times(times_s=times.tolist())),
+    report = simulate_application(
+        problem(),
+        {"detect": Workload(arrivals=Times(times_s=times.tolist()))},
         interval_s=INTERVAL_S,
         start_s=START_S,
         load_s=LOAD_S,
-        latency_noise=NOISE,
     )
     case = "as simulated"
     return [
@@ -333,26 +238,28 @@ def rows(
 ) -> list[Row]:
     """Return the rows of the whole run, by phases of the ramp and by time."""
     made = [
-        Row("capacity", "most accurate", "pages/s", limits[0]),
-        Row("capacity", f"{FLOOR:g} % accurate", "pages/s", limits[1]),
+        Row("capacity", "most accurate", "requests/s", limits[0]),
+        Row("capacity", "quickest", "requests/s", limits[1]),
     ]
     peak = [i for i, rate in enumerate(rates) if rate == max(rates)]
     first, last = BIN_S * peak[0], BIN_S * (peak[-1] + 1)
     end = BIN_S * len(rates)
+    quiet = BIN_S * next(i for i, rate in enumerate(rates) if rate > rates[0])
     for phase, (a, b) in {
-        "rising": (0.0, first),
+        "quiet": (0.0, quiet),
+        "rising": (quiet, first),
         "at the peak": (first, last),
         "falling": (last, end),
         "all": (0.0, end),
     }.items():
         made += _rows(f"phases · {phase}", a, b, seen, glances)
+    made += _order(quiet, end, seen, glances)
     reasons = Counter(s.why for s in seen if s.why)
     made += [Row("not answered", reason, "", number) for reason, number in reasons.most_common()]
     bins = [(f"{i * BIN_S:g} s", i * BIN_S, (i + 1) * BIN_S) for i in range(len(rates))]
     for when, a, b in bins:
         made += _rows(f"over time · {when}", a, b, seen, glances)
-    used = {variant for glance in glances for variant in glance.variants}
-    variants = [v for v in (*SIDES, *READERS) if v in used]
+    variants = sorted({variant for glance in glances for variant in glance.variants})
     for when, a, b in bins:
         at = [g for g in glances if a <= g.at_s < b]
         made += [
@@ -360,6 +267,32 @@ def rows(
             for v in variants
         ]
     return made
+
+
+def _order(
+    quiet_s: float, end_s: float, seen: Sequence[Seen], glances: Sequence[Glance]
+) -> list[Row]:
+    """Return when all workers were wanted, and when accuracy was lower than at first."""
+
+    def accuracy(a: float, b: float) -> float:
+        return _mean([s.accuracy or 0.0 for s in seen if a <= s.at_s < b and s.in_time])
+
+    least = accuracy(0.0, quiet_s) - 2.0
+    starts = np.arange(0.0, end_s, BIN_S).tolist()
+    full = [a for a in starts if _wanted(glances, a) > WORKERS - 0.5]
+    lower = [a for a in starts if a >= quiet_s and accuracy(a, a + BIN_S) < least]
+    if not full or not lower:
+        return []
+    return [
+        Row("order", "accuracy falls after all workers are wanted by", "s", lower[0] - full[0]),
+        Row("order", "workers leave after accuracy is back by", "s", full[-1] - lower[-1]),
+        Row("order", "all workers wanted", "s", full[0]),
+        Row("order", "accuracy back", "s", lower[-1] + BIN_S),
+    ]
+
+
+def _wanted(glances: Iterable[Glance], at_s: float) -> float:
+    return _mean([g.wanted for g in glances if at_s <= g.at_s < at_s + BIN_S])
 
 
 def _rows(
@@ -370,17 +303,11 @@ def _rows(
     answered = [s for s in here if s.status == "answered"]
     in_time = [s for s in here if s.in_time]
     known = [s.accuracy for s in in_time if s.accuracy is not None]
-    written = sum(s.written for s in in_time)
     latencies = [s.latency_s for s in answered]
     used = sum((g.variants for g in at), Counter())
     measured: list[tuple[str, str, float]] = [
-        ("demand", "pages/s", len(here) / (b - a)),
-        ("accuracy, of variants", "%", _mean(known)),
-        (
-            "accuracy, of characters",
-            "%",
-            100 * (1 - sum(s.wrong for s in in_time) / written) if written else math.nan,
-        ),
+        ("demand", "requests/s", len(here) / (b - a)),
+        ("accuracy", "%", _mean(known)),
         ("violations", "%", 100 * _mean([not s.in_time for s in here])),
         ("late", "", sum(not s.in_time for s in answered)),
         ("failed", "", sum(s.failed for s in here)),
@@ -411,8 +338,8 @@ def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
     figure = Figure(figsize=(8, 10), layout="constrained")
     panels = figure.subplots(5, 1, sharex=True)
     shown = (
-        ("pages/s", ("demand",)),
-        ("accuracy (%)", ("accuracy, of variants", "accuracy, of characters")),
+        ("requests/s", ("demand",)),
+        ("accuracy (%)", ("accuracy",)),
         ("workers", ("workers wanted", "workers running")),
         ("requests (%)", ("violations",)),
     )
