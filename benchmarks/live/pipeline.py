@@ -42,7 +42,13 @@ from ray_slo.simulation.arrivals import Trace
 
 SOURCE = "Loki Figure 5"
 ASKED = [
-    ("order", "accuracy falls after all workers are wanted by", "≥", 0),
+    (
+        "order",
+        "accuracy falls after all workers are wanted by",
+        "≥",
+        0,
+        "while a worker starts, quicker variants serve what the others cannot",
+    ),
     ("order", "workers leave after accuracy is back by", "≥", 0),
     ("phases · all", "failed", "≤", 0),
 ]

@@ -126,6 +126,11 @@ def test_the_schema_takes_what_we_ship(schema, path):
     jsonschema.validate({"applications": applications(path)}, schema)
 
 
+def test_the_schema_beside_the_configs_is_that_of_today(schema):
+    """`ray-slo schema > configs/schema.json` writes it anew."""
+    assert json.loads((ROOT / "configs" / "schema.json").read_text("utf-8")) == schema
+
+
 def test_the_schema_refuses_a_field_that_is_not_there(schema, run):
     jsonschema.validate(served({"models": {"m": ONE}, "policy": "eager"}), schema)
     with pytest.raises(jsonschema.ValidationError, match="latency_slo"):

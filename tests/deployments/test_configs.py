@@ -65,7 +65,8 @@ def test_serve_takes_it_and_listens_on_this_machine_only(config):
 
 
 def test_the_head_says_how_to_start_it_and_what_it_needs(config):
-    first, second, *_ = head(config)
+    schema, first, second, *_ = head(config)
+    assert schema == "yaml-language-server: $schema=schema.json"
     assert first.startswith(f"ray-slo run configs/{config.name}")
     said = re.match(r"Needs: ([\d.]+) CPUs? \(workers\)", second)
     assert said, second
