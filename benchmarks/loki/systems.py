@@ -172,6 +172,7 @@ def simulate(
         {root: workload},
         policy="pipeline",
         planner=partial(auto_brain, brain=system, **kept),
+        make_before_break=make_before_break,
         **times,
     )
 

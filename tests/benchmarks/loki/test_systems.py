@@ -56,6 +56,15 @@ def test_figures_weigh_frames_by_demand_and_accuracy_by_what_was_in_time():
     assert made["servers"] == 3
 
 
+def test_workers_that_break_before_they_make_lose_more():
+    day = Day("small", problem(TASKS, 0, workers=5), [60.0, 120.0, 60.0, 120.0], 10.0)
+    made, broken = (
+        day.run("ours", 0, make_before_break=first, load_s=2.0) for first in (True, False)
+    )
+    assert broken.plans.swaps.sum() > 0
+    assert broken.value() < made.value() - 0.01
+
+
 def test_a_day(tmp_path):
     asked = problem(TASKS, 0, workers=5)
     day = Day("small", asked, [15.0, 120.0, 120.0, 15.0], 10.0)
