@@ -27,7 +27,7 @@ CODE_LINES = {
     "load": 578,
     "models": 2484,
     "papers": 3223,  # was part of planning, like 315 lines of policies
-    "planning": 4529,  # asked; zero; moves that failed; who waits; branches that lose apart
+    "planning": 4530,  # asked; zero; moves that failed; who waits; branches that lose apart
     "policies": 6823,
     "record": 941,
     "serve": 2138,  # coroutines that plain functions return; the way through a proxy

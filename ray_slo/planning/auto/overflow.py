@@ -15,8 +15,8 @@ because a policy takes larger batches when more requests wait. In overload, the 
 Workers may serve several models. So there are two bounds. A model has at most all workers that have
 loaded it, planned or not: in a burst they serve it. Models that share workers, directly or
 indirectly, have at most all their workers together. A request is lost if one of its tasks is lost
-by the first bound. By the second bound, it is lost at the latest where most work is lost on a path;
-branches of a tree lose independently.
+by the first bound. By the second bound, a path loses what its worst task loses, and the branches of
+a tree lose independently.
 
 A request at the root makes M requests at a task. If one of these is lost, the others are lost with
 it. So the lost requests have E[M²]/E[M] each, and a share x of lost work is a share x·E[M]²/E[M²]
@@ -218,7 +218,7 @@ def _in_bursts(problem: Problem, slot: Slot, model: Model, variant: str) -> str:
         return variant
 
     def fits(name: str) -> bool:
-        loaded = {*slot.variants, name}
+        loaded = problem.variant.keys() & {*slot.variants, name}
         needs_mb = sum(problem.variant[v].memory_mb.get(slot.kind, 0.0) for v in loaded)
         return name in slot.variants or needs_mb <= problem.kind[slot.kind].memory_mb
 
@@ -231,7 +231,8 @@ def _together(problem: Problem, plan: Plan, work: Mapping[str, _Work]) -> dict[s
     model_of = {v.name: model.name for model in problem.models for v in model.variants}
     groups = {name: frozenset([name]) for name in work}
     for slot in plan.slots:
-        merged = frozenset().union(*(groups[model_of[name]] for name in slot.variants))
+        known = model_of.keys() & slot.variants  # others are loaded, and not measured
+        merged = frozenset().union(*(groups[model_of[name]] for name in known))
         groups |= dict.fromkeys(merged, merged)
     lost: dict[str, float] = {}
     for group in set(groups.values()):
@@ -246,7 +247,7 @@ def _lost(members: Sequence[_Work], workers: float) -> float:
     batch sizes."""
     if not any(one.rate for one in members):
         return 0.0
-    if not workers:
+    if not workers or not any(one.parts for one in members):  # loaded, but not planned
         return 1.0
     lost = 1.0
     for i in range(len(_PARTS)):

@@ -195,6 +195,10 @@ def test_workers_that_have_loaded_a_model_serve_it_in_a_burst():
     both = tuple(replace(slot, variants=("one", "two")) for slot in slots)
     assert expected(problem, apart)["a"].bad_rate > 0.09
     assert expected(problem, replace(apart, slots=both))["a"].bad_rate < 0.02
+    # A model that is loaded and has no part in the plan is not served.
+    others = replace(both[0], variants=("one", "two", "unmeasured"))
+    left_out = replace(apart, slots=(others,) * 2)
+    assert expected(problem, left_out)["b"].bad_rate == 1.0
 
 
 @pytest.mark.parametrize(("children", "lost"), [("b", 0.5), ("bc", 1 - 0.6**2)])
