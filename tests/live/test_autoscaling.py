@@ -26,7 +26,7 @@ class Sleeper:
 
 
 class SlowToStart(Sleeper):
-    """Serve calls the application ready before its first worker is up."""
+    """Its start takes longer than an application without a request keeps a worker."""
 
     def __init__(self):
         time.sleep(3)
@@ -71,8 +71,9 @@ def test_up_with_the_load_and_down_again_with_nothing_lost(ray_cluster):
         assert told["start_s"]["default"] > 0
 
 
-def test_down_to_nothing_and_back_at_the_first_request(ray_cluster):
-    app = scaling(SlowToStart, min_replicas=0, max_replicas=2, downscale_to_zero_delay_s=4)
+def test_up_from_nothing_down_and_back_at_the_first_request(ray_cluster):
+    bounds = {"min_replicas": 0, "initial_replicas": 0, "max_replicas": 2}
+    app = scaling(SlowToStart, **bounds, downscale_to_zero_delay_s=2)
     with ray_cluster.running(app, "sleeps", "/sleeps") as handle:
         assert handle.remote(1).result(timeout_s=60) == 2
         assert eventually(lambda: running(handle, 0))

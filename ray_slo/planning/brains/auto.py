@@ -89,6 +89,7 @@ class AutoBrain(Brain):
         self._now = -math.inf
         self._settled_since = math.inf  # since when all planned workers serve, seconds
         self._workers = 0  # number of workers at the last look
+        self._served = False  # whether a worker has been ready
         self._follows = False  # whether an earlier planner had workers
         self._deserted = False  # whether all workers went, at the last look
         self._ready: Mapping[str, int] = {}  # serving workers at the last look, by kind
@@ -132,6 +133,9 @@ class AutoBrain(Brain):
         self._now, self._workers = max(self._now, now), len(seen.workers)
         self._follows |= seen.successor
         self._deserted = bool(seen.profiles) and not seen.workers
+        self._served |= any(says.ready for says in seen.workers.values())
+        if not self._served:
+            self._streams.unserved(now)
         self._known.look(seen)
         self._ready = self._present(seen)
         self._homes.look(now, seen)

@@ -203,6 +203,10 @@ class Streams:
         for name, stream in self._streams.items():
             stream.counted(now, over_s, *(by_name.get(name, 0) for by_name in found))
 
+    def unserved(self, now: float) -> None:
+        """Note that no worker has served yet. The time without a request begins only now."""
+        self._began = now
+
     def _known(self, counts: Mapping[str, int]) -> dict[str, int]:
         found: dict[str, int] = {}
         for name, count in counts.items():

@@ -30,15 +30,14 @@ class Deployment:
         starting: number of replicas that do not serve yet.
         message: Serve's message about them, without stack traces.
         failed: whether starting failed for good, so that Serve does not try again.
-        upscaling: whether replicas are added to an application that had as many as were wanted,
-            which may have been none.
+        awaited: whether the planner wants no replica now, or did so until replicas were added.
     """
 
     running: int
     starting: int = 0
     message: str = ""
     failed: bool = False
-    upscaling: bool = False
+    awaited: bool = False
 
 
 class Startup:
@@ -104,9 +103,9 @@ class Startup:
         )
 
     def is_awaited(self, now: float) -> bool:
-        """Return whether the planner wanted no worker until now, and the first one starts. A client
+        """Return whether the planner wanted no worker until now, and a request starts one. A client
         who can wait for it waits: Serve calls the application running all the while."""
-        return any(d.upscaling for d in self._deployments.values()) and not (
+        return any(d.awaited for d in self._deployments.values()) and not (
             self._shortfall or any(said.failed is not None for said in self._progress(now))
         )
 

@@ -42,8 +42,9 @@ def worker_states(app: str, deployments: Mapping[str, str]) -> dict[str, Deploym
             starting = sum(seen.replica_states.get(s, 0) for s in ("STARTING", "UPDATING"))
             # A replica that cannot start has another trigger.
             upscaling = seen.status == "UPSCALING" and seen.status_trigger == "AUTOSCALING"
-            message = "" if upscaling else in_a_line(seen.message, failed)
-            found[kind] = Deployment(running, starting, message, failed, upscaling)
+            none = running + starting == 0 and seen.status in ("HEALTHY", "DOWNSCALING")
+            message = "" if upscaling or none else in_a_line(seen.message, failed)
+            found[kind] = Deployment(running, starting, message, failed, upscaling or none)
     return found
 
 

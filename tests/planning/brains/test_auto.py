@@ -208,6 +208,17 @@ def test_down_to_nothing_when_nobody_asks_and_back_at_the_first_request():
     assert host.target == 0
 
 
+def test_the_first_worker_may_take_longer_to_start_than_a_stream_takes_to_be_idle():
+    host = Host(plain(least=0, idle_s=10.0), seen_of(says("a", ready=False)))
+    host.run(60)
+    assert host.target == 1
+    host.seen = workers(1)
+    host.run(9)
+    assert host.target == 1
+    host.run(10)
+    assert host.target == 0
+
+
 def test_nobody_there_and_nothing_known_one_worker_measures():
     brain = plain(least=0, idle_s=60.0, first_workers={"cpu": 0})
     assert brain.target("cpu") is None

@@ -1,9 +1,13 @@
 """The answers that clients get until an application can serve."""
 
+from types import SimpleNamespace
+
 import pytest
+from ray import serve
 
 from ray_slo.serve.errors import NotReady, RefusedEarly
 from ray_slo.serve.frontend.startup import Deployment, Startup, in_a_line
+from ray_slo.serve.frontend.surroundings import worker_states
 from ray_slo.serve.messages import SERVING, Progress
 
 TRACE = """A replica failed to start with exception. Retrying 2 more time(s). Error:
@@ -81,7 +85,7 @@ def test_a_worker_that_has_started_is_believed_at_once():
 def test_the_first_worker_of_an_application_that_had_none_is_awaited():
     startup = Startup({"m": ["m"]})
     assert not startup.is_awaited(0.0)
-    startup.deployments({"cpu": Deployment(0, 1, upscaling=True)})
+    startup.deployments({"cpu": Deployment(0, 1, awaited=True)})
     startup.heard(LOADING, 0.0)
     assert startup.is_awaited(0.0)
     startup.heard(LOADING._replace(worker="w2", failed="ConfigError: no weights"), 0.0)
@@ -89,6 +93,28 @@ def test_the_first_worker_of_an_application_that_had_none_is_awaited():
     assert startup.is_awaited(6.0)  # that worker is gone
     startup.plan_says("no memory for m")
     assert not startup.is_awaited(6.0)
+
+
+@pytest.mark.parametrize(
+    ("status", "trigger", "replicas", "awaited"),
+    [
+        ("HEALTHY", "CONFIG_UPDATE_COMPLETED", {}, True),  # it may begin without a worker
+        ("DOWNSCALING", "AUTOSCALING", {"STOPPING": 1}, True),
+        ("UPSCALING", "AUTOSCALING", {"STARTING": 1}, True),
+        ("UPSCALING", "REPLICA_STARTUP_FAILED", {"STARTING": 1}, False),
+        ("UPDATING", "CONFIG_UPDATE_STARTED", {"STARTING": 1}, False),
+        ("UNHEALTHY", "REPLICA_STARTUP_FAILED", {}, False),
+    ],
+)
+def test_a_worker_is_awaited_where_the_planner_wanted_none(
+    monkeypatch, status, trigger, replicas, awaited
+):
+    seen = SimpleNamespace(
+        status=status, status_trigger=trigger, replica_states=replicas, message=""
+    )
+    found = SimpleNamespace(deployments={"cpu of m": seen})
+    monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications={"app": found}))
+    assert worker_states("app", {"cpu": "cpu of m"})["cpu"].awaited == awaited
 
 
 def test_failures_are_said_and_so_is_that_nobody_tries_again():

@@ -149,7 +149,7 @@ async def test_a_request_that_can_wait_for_the_first_worker_is_not_refused():
     async def capacity():
         return {}
 
-    states = {"gpu": Deployment(0, 1, upscaling=True)}
+    states = {"gpu": Deployment(0, 1, awaited=True)}
     there = workers(capacity=capacity, states=states)
     there._meeting = asyncio.get_running_loop().create_future()
     looking = asyncio.ensure_future(there._watch_startup())
