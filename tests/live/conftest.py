@@ -4,6 +4,7 @@
 # ruff: noqa: E402
 import contextlib
 import functools
+import inspect
 import os
 import time
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import httpx._transports.default as httpx_transports
 import pytest
 import ray
 from ray import serve
+from ray._private import services
 from ray.serve._private import client
 from ray.serve._private.constants import DEFAULT_TRACING_EXPORTER_IMPORT_PATH
 
@@ -81,6 +83,7 @@ def ray_cluster(tmp_path_factory):
     folder = tmp_path_factory.mktemp("modules")
     paths = [here, str(folder), os.getenv("PYTHONPATH")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    _fork_workers()
     context = ray.init(
         address="local",
         num_cpus=4,
@@ -103,3 +106,16 @@ def ray_cluster(tmp_path_factory):
     finally:
         serve.shutdown()
         ray.shutdown()
+
+
+def _fork_workers():
+    """Let the raylets of this process start workers as forks (`forked`)."""
+    start = services.start_raylet
+
+    @functools.wraps(start)
+    def start_raylet(*args, **kwargs):
+        bound = inspect.signature(start).bind(*args, **kwargs)
+        bound.arguments["setup_worker_path"] = str(Path(__file__).parent / "forked.py")
+        return start(*bound.args, **bound.kwargs)
+
+    services.start_raylet = start_raylet
