@@ -57,13 +57,15 @@ CONFIG ?= configs/digits-variants.yaml
 run: $(STAMP)  ## serve a config on this machine alone: make run CONFIG=configs/digits-ramsis.yaml
 	$(BIN)/ray-slo run $(CONFIG)
 
-# Live tests mostly wait for processes, the others compute: side by side they take half as long. The
-# live ones come first, with Ray's workers (tests/live/conftest.py): they have deadlines to meet. The
+# Live tests mostly wait for processes, the others compute: side by side they take half as long. One
+# process runs the live tests that share a cluster, another those with a cluster of their own
+# (tests/live/conftest.py). They come first, with Ray's workers: they have deadlines to meet. The
 # others, one process per core, take what the live ones leave, and no more than the rehearsals of
 # `auto`, which run when nothing else does (chrt). A test that fails runs once more, because a busy
 # machine can upset one; the summary has it (RERUN), and more than five of them fail.
 PYTEST_ARGS := --durations=15 --reruns=1 --max-suite-reruns=5 --rerun-show-tracebacks
 BESIDE := nice -n 19 $(if $(shell command -v chrt),chrt --idle 0)
+LIVE := -n 2 tests/live
 PURE := -n auto --dist worksteal --ignore=tests/live
 # All of these take time: simulations, and networks that are trained or loaded.
 SLOW := tests/benchmarks tests/demo tests/deployments
@@ -71,7 +73,7 @@ test: $(STAMP) check  ## set up, lint, type-check, run every test; RAY=2.56: wit
 	@mkdir -p out
 	@$(BESIDE) $(BIN)/python -m pytest $(PYTEST_ARGS) $(PURE) > out/test-pure.log 2>&1 & beside=$$!; \
 	trap 'kill $$beside' INT TERM; \
-	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/live; live=$$?; \
+	$(BIN)/python -m pytest $(PYTEST_ARGS) $(LIVE); live=$$?; \
 	wait $$beside; pure=$$?; cat out/test-pure.log; exit $$((live | pure))
 
 test-fast: $(STAMP)  ## the one to run while editing: tests that need no Ray and are quick, in parallel

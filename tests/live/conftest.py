@@ -22,9 +22,15 @@ from ray import serve
 from ray._private import services
 from ray.serve._private import client
 from ray.serve._private.constants import DEFAULT_TRACING_EXPORTER_IMPORT_PATH
+from xdist.scheduler import LoadScopeScheduling
 
 from ray_slo.serve.deadlines import PROXY_CALLBACK, PROXY_CALLBACK_ENV
 from ray_slo.serve.grpc import SERVICER
+
+# Serve kills and restarts a proxy that starts too slowly. Its 5 s are short on a busy machine.
+os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
+# Ray runs its workers at niceness 15, so every other process would come first.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,28 @@ class LocalCluster:
             serve.delete(name, _blocking=False)
 
 
+# They start a cluster of their own, and mostly wait for it.
+OF_THEIR_OWN = (
+    "test_controller_options.py",
+    "test_demo.py",
+    "test_fast_mode.py",
+    "test_two_nodes.py",
+    "program_of_its_own",
+)
+
+
+class Scheduling(LoadScopeScheduling):
+    """Tests with a cluster of their own run in one process, beside those that share one."""
+
+    def _split_scope(self, nodeid):
+        return "own" if any(name in nodeid for name in OF_THEIR_OWN) else "shared"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    return Scheduling(config, log)
+
+
 @pytest.fixture(scope="session")
 def ray_cluster(tmp_path_factory):
     """Start Ray and Serve once; stop what was started, and nothing else."""
@@ -68,10 +96,6 @@ def ray_cluster(tmp_path_factory):
     # For Ray's processes: the deadline middleware in Serve's proxy, and the tests' own modules.
     os.environ[PROXY_CALLBACK_ENV] = PROXY_CALLBACK
     os.environ[OPTIMIZED_ENV] = OPTIMIZED
-    # Serve kills and restarts a proxy that starts too slowly. Its 5 s are short on a busy machine.
-    os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
-    # Ray runs its workers at niceness 15, so every other process would come first.
-    os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("RAY_metrics_report_interval_ms", "3000")  # shorter than Ray's 10 s
     # Only requests whose caller asks for it are traced; the others cost almost nothing.
     os.environ["RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH"] = DEFAULT_TRACING_EXPORTER_IMPORT_PATH
