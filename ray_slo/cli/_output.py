@@ -43,8 +43,9 @@ def number(value: float | None, digits: int = 3, suffix: str = "") -> str:
 
 
 def percent(value: float | None) -> str:
-    """Format a share as a percentage, with one decimal below 10 % and above 90 %."""
-    if value is None:
+    """Format a share as a percentage, with one decimal below 10 % and above 90 %. None and NaN give
+    "–"."""
+    if value is None or math.isnan(value):
         return "–"
     return f"{100 * value:.{1 if abs(value) < 0.0995 or value > 0.9 else 0}f} %"
 

@@ -117,7 +117,7 @@ def profile(
     sweep = partial(profile_class, max_batch_size=max_batch, bound_s=bound_s, **measuring)
     stop = partial(profile_class_preemption, candidates=exit_points or None, **measuring)
     targets = _targets(target, key_values("--arg", arg), variant)
-    found = _measure(targets, quantile, sweep, stop if preemption else None)
+    found = measure(targets, quantile, sweep, stop if preemption else None)
     about = metadata(quantile=quantile, threads=threads) | {"target": target}
     about["variants"] = found.about
     if found.stops:
@@ -151,7 +151,7 @@ class _Measured:
     about: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
-def _measure(
+def measure(
     targets: Mapping[str, Target],
     quantile: float,
     sweep: Callable[..., Any],
@@ -235,7 +235,7 @@ def _targets(name: str, kwargs: dict[str, Any], chosen: list[str] | None) -> dic
     if "" not in sys.path:
         sys.path.insert(0, "")  # as in the measuring process
     if name.endswith((".yaml", ".yml")) or Path(name).is_file():
-        found = _config_targets(Path(name), kwargs)
+        found = config_targets(Path(name), kwargs)
     else:
         # A `Deployment` has `model.variants`. A plain class may have another attribute `model`.
         variants = getattr(getattr(import_attr(name), "model", None), "variants", None)
@@ -255,7 +255,11 @@ def _named(variant: str) -> dict[str, Any]:
     return {"variant": variant} if variant else {}
 
 
-def _config_targets(path: Path, kwargs: dict[str, Any]) -> dict[str, Target]:
+def config_targets(
+    path: Path, kwargs: dict[str, Any], *, args_too: bool = False
+) -> dict[str, Target]:
+    """Return the variants to measure of the applications in a config. `kwargs` override arguments
+    of their constructors."""
     from ray_slo.core.documents import what_it_is
     from ray_slo.models.profiling import Target
     from ray_slo.serve.config.app import AppConfig
@@ -263,7 +267,7 @@ def _config_targets(path: Path, kwargs: dict[str, Any]) -> dict[str, Target]:
 
     found: dict[str, Target] = {}
     others: list[str] = []
-    for application in applications(path):
+    for application in applications(path, args_too=args_too):
         given = application.get("args")
         if not isinstance(given, dict) or what_it_is(given)[0] != "args":
             what = quoted(application.get("import_path")).strip("'")

@@ -25,6 +25,7 @@ from ray_slo.core.names import nearest
 from ray_slo.core.text import quoted
 
 if TYPE_CHECKING:
+    from ray_slo.simulation.application_report import ApplicationReport
     from ray_slo.simulation.report import Report
     from ray_slo.simulation.spec import SimulationSpec
 
@@ -41,10 +42,14 @@ _DEFAULTS: dict[str, Any] = {
 }
 _EXAMPLE = "configs/simulate-resnet50.yaml"
 _KINDS = ("simulation", "application")
+_SERVED = ("serve", "manifest", "args")
 
 
 _Spec = Annotated[
-    Path | None, typer.Argument(help="YAML spec; options override it.", show_default=False)
+    Path | None,
+    typer.Argument(
+        help="YAML spec, or a config of `serve run`; options override it.", show_default=False
+    ),
 ]
 _PolicyArg = Annotated[
     list[str] | None, typer.Option(metavar="KEY=VALUE", help="Argument of the policy.")
@@ -63,6 +68,10 @@ _Report = Annotated[
 _Log = Annotated[
     Path | None,
     typer.Option(help="For an application: write the decision log into this folder."),
+]
+_Profiles = Annotated[
+    Path | None,
+    typer.Option(help="For a `serve run` config: a file of `ray-slo profile`."),
 ]
 
 
@@ -99,35 +108,55 @@ def simulate(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     report: _Report = None,
     log: _Log = None,
+    profiles: _Profiles = None,
 ) -> None:
-    """Simulate a policy on a workload, and print the goodput, latencies and other figures."""
+    """Simulate a policy on a workload, and print the goodput, latencies and other figures.
+
+    Example: ray-slo simulate configs/digits.yaml --rate 50
+    """
     from rich.console import Console
 
+    from ray_slo.cli.served import args_of, simulate_served
+    from ray_slo.core.documents import what_it_is
     from ray_slo.simulation.spec import SimulationSpec
 
-    positive(rate=rate)
+    positive(rate=rate, duration_s=duration_s)
     will_fill("--report", report)
-    data = read_document(spec, _EXAMPLE, *_KINDS) if spec else json.loads(json.dumps(_DEFAULTS))
+    data = (
+        read_document(spec, _EXAMPLE, *_KINDS, *_SERVED)
+        if spec
+        else json.loads(json.dumps(_DEFAULTS))
+    )
+    run = {"duration_s": duration_s, "latency_noise": latency_noise, "seed": seed}
+    cluster: dict[str, Any] = {"workers": workers, "slo_ms": slo_ms, "warmup_s": warmup_s}
+    cluster |= {"alpha_ms": alpha_ms, "beta_ms": beta_ms, "report": report}
+    cluster |= {"goodput": goodput or None}
+    load = {"rate": rate, "arrivals": arrivals, "shape": shape}
+    if spec is not None and what_it_is(data)[0] in _SERVED:
+        args = args_of(spec)
+        _refuse("a `serve run` config", cluster)
+        will_fill("--log", log)
+        process = _process(arrivals, shape) or {"kind": "poisson"}
+        if "file" not in process:
+            if rate is None:
+                raise ValueError("--rate is required: a `serve run` config does not say the load")
+            process["rate"] = rate
+        named = {"name": policy, "kwargs": key_values("--policy-arg", policy_arg)}
+        own = None if policy is None else named
+        told = {name: value for name, value in run.items() if value is not None}
+        _say(simulate_served(spec, args, process, rate, own, profiles, log=log, **told), as_json)
+        return
+    if profiles is not None:
+        raise ValueError("--profiles is for a `serve run` config; a spec has its own profiles")
     if "workloads" in data:
-        flags: dict[str, Any] = {
-            "workers": workers,
-            "slo_ms": slo_ms,
-            "rate": rate,
-            "arrivals": arrivals,
-        }
-        flags |= {"shape": shape, "warmup_s": warmup_s, "alpha_ms": alpha_ms, "beta_ms": beta_ms}
-        flags |= {"goodput": goodput or None, "report": report}
-        if given := [name for name, value in flags.items() if value is not None]:
-            raise ValueError(f"--{given[0].replace('_', '-')} cannot be used with an application")
-        run = {"duration_s": duration_s, "latency_noise": latency_noise, "seed": seed}
+        _refuse("an application", cluster | load)
         _override(data, {(name,): value for name, value in run.items()})
         _set_policy(data, policy, policy_arg)
         _application(spec, data, as_json, log)
         return
     if log is not None:
         raise ValueError("--log needs an application (a spec with `workloads`)")
-    run = {"duration_s": duration_s, "warmup_s": warmup_s, "latency_noise": latency_noise}
-    _override(data, {(name,): value for name, value in {**run, "seed": seed}.items()})
+    _override(data, {(name,): value for name, value in {**run, "warmup_s": warmup_s}.items()})
     _override(data, {("cluster", "workers"): workers})
     if spec is None and warmup_s is None:
         data["warmup_s"] = min(2.0, data["duration_s"] / 10)
@@ -160,8 +189,6 @@ def simulate(
 
 def _application(spec: Path | None, data: dict[str, Any], as_json: bool, log: Path | None) -> None:
     """Simulate an application with its planner, and print the results."""
-    from rich.console import Console
-
     from ray_slo.simulation.application_spec import ApplicationSpec
 
     chosen = in_document(spec, ApplicationSpec, data)
@@ -169,6 +196,12 @@ def _application(spec: Path | None, data: dict[str, Any], as_json: bool, log: Pa
     will_fill("--log", log)
     with mistakes_in(spec, ApplicationSpec):
         result = chosen.run(spec.parent if spec else Path(), log)
+    _say(result, as_json)
+
+
+def _say(result: ApplicationReport, as_json: bool) -> None:
+    from rich.console import Console
+
     streams = result.streams().to_dict("records")
     if as_json:
         print_json({**result.summary(), "streams": streams})
@@ -229,26 +262,45 @@ def _set_models(
 def _set_arrivals(
     data: dict[str, Any], spec: Path | None, arrivals: str | None, shape: float | None
 ) -> None:
-    from ray_slo.simulation.arrivals import of_file
     from ray_slo.simulation.spec import SimulationSpec
 
-    if arrivals is not None and (path := Path(arrivals)).is_file():
-        found = {"kind": of_file(path).kind, "file": path.absolute()}
-        data.setdefault("workload", {})["arrivals"] = found
-    elif arrivals is not None:
-        if arrivals not in ("constant", "poisson", "gamma"):
-            raise ValueError(
-                f"--arrivals must be constant, poisson, gamma or a file, got {quoted(arrivals)}"
-                f"{nearest(arrivals, ('constant', 'poisson', 'gamma'))}"
-            )
-        if arrivals == "gamma" and shape is None:
-            raise ValueError("--arrivals gamma needs --shape (1 is Poisson, smaller is burstier)")
-        known = in_document(spec, SimulationSpec, data).workload.rate
-        data["workload"]["arrivals"] = {"kind": arrivals, "rate": known}
-    if shape is not None:
-        if arrivals is None and spec is None:
+    if (process := _process(arrivals, shape)) is not None:
+        if "file" not in process:
+            process["rate"] = in_document(spec, SimulationSpec, data).workload.rate
+        data.setdefault("workload", {})["arrivals"] = process
+    elif shape is not None:
+        if spec is None:
             raise ValueError("--shape goes with --arrivals gamma")
         _override(data, {("workload", "arrivals", "shape"): shape})
+
+
+def _process(arrivals: str | None, shape: float | None) -> dict[str, Any] | None:
+    """Return the fields of the process of `--arrivals`, without its rate. None without one."""
+    from ray_slo.simulation.arrivals import of_file
+
+    if arrivals is None:
+        return None
+    given = {} if shape is None else {"shape": shape}
+    if (path := Path(arrivals)).is_file():
+        return {"kind": of_file(path).kind, "file": path.absolute(), **given}
+    if arrivals not in ("constant", "poisson", "gamma"):
+        raise ValueError(
+            f"--arrivals must be constant, poisson, gamma or a file, got {quoted(arrivals)}"
+            f"{nearest(arrivals, ('constant', 'poisson', 'gamma'))}"
+        )
+    if arrivals == "gamma" and shape is None:
+        raise ValueError("--arrivals gamma needs --shape (1 is Poisson, smaller is burstier)")
+    return {"kind": arrivals, **given}
+
+
+def _refuse(what: str, options: dict[str, Any]) -> None:
+    """Check that options without a meaning are not given. The argument `rate_x` is --rate-x.
+
+    Raises:
+        ValueError: one is given.
+    """
+    if given := [name for name, value in options.items() if value is not None]:
+        raise ValueError(f"--{given[0].replace('_', '-')} cannot be used with {what}")
 
 
 def _searched(chosen: SimulationSpec, base: Path) -> tuple[Report, float]:

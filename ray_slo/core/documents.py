@@ -301,7 +301,7 @@ def parse_yaml(text: str) -> Any:
         raise ValueError(f"not YAML: {error}") from None
 
 
-_SERVE = "`ray-slo profile` measures the models of the ray-slo applications in it"
+_SERVE = "`ray-slo check`, `simulate` and `profile` read the ray-slo applications in it"
 _SIMULATED = "`ray-slo simulate` and `ray-slo plan` read it"
 
 

@@ -64,6 +64,7 @@ def simulate_application(
     *,
     policy: Policies = DEFAULT,
     policy_kwargs: Mapping[str, Any] | None = None,
+    group_policies: Mapping[str, tuple[str, Mapping[str, Any]]] | None = None,
     planner: Brain | Callable[[auto.Problem], Brain] | str | None = "auto",
     duration_s: float | None = None,
     seed: int = 0,
@@ -89,6 +90,7 @@ def simulate_application(
         workloads: when clients' requests arrive, by stream ("root" or "root@class"), and their
             sizes. Each has one process.
         policy: an object (used up by the run), or a name or class with `policy_kwargs`.
+        group_policies: name and arguments of the policy of each group that has its own.
         planner: "auto", a brain (used up by the run), or a function from the problem with its first
             demand to a brain. A brain of `auto` begins with its `first_workers`, others with the
             largest number. None: `problem.present` workers of each kind, by default the largest
@@ -125,7 +127,8 @@ def simulate_application(
     if planner != "auto":
         problem = in_groups(problem)
     written = None if log is None else RunLog(log, problem.trees[0].name, list(problem.model))
-    chosen = _policy(problem, policy, policy_kwargs or {}, first_profile, written)
+    recipes = {"": (policy, policy_kwargs or {}), **(group_policies or {})}
+    chosen = _policy(problem, recipes, first_profile, written)
     if clients.size is not None and tells_sizes:
         _check_sizes(clients, problem, unwrapped(chosen))
     brain = _brain(planner, problem, interval_s, _assigns(chosen, problem), make_before_break)
@@ -310,16 +313,20 @@ def _first_workers(problem: auto.Problem) -> Mapping[str, int]:
 
 def _policy(
     problem: auto.Problem,
-    policy: Policies,
-    kwargs: Mapping[str, Any],
+    recipes: Mapping[str, tuple[Policies, Mapping[str, Any]]],
     first_profile: float | None,
     log: RunLog | None,
 ) -> Policy:
     """Return the policy of the application. With groups of workers, it has one policy for each. If
-    there is a log, the policy writes to it. With a first profile, its profiles are learned."""
+    there is a log, the policy writes to it. With a first profile, its profiles are learned.
+
+    Args:
+        recipes: policy and its arguments, by group; "" has those of all other groups.
+    """
     variants = {model.name: len(model.variants) for model in problem.models}
 
     def make(group: str = "") -> Policy:
+        policy, kwargs = recipes.get(group, recipes[""])
         name, given = recipe_for(
             policy,  # type: ignore[arg-type]
             kwargs,
@@ -337,7 +344,7 @@ def _policy(
     groups = {kind.name: kind.group for kind in problem.kinds if kind.group is not None}
     if not groups:
         return make()
-    if not (isinstance(policy, str) or callable(policy)):
+    if not (isinstance(recipes[""][0], str) or callable(recipes[""][0])):
         raise ValueError("policy must be a name or a class, as each group has its own")
     return Grouped(make, groups, in_groups(problem).group_of)
 

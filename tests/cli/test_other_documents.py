@@ -21,7 +21,7 @@ WANTED = {
     "solve": "wanted a file like policies/digits.yaml",
     "profile": "wanted MODULE:CLASS, or a `serve run` config like configs/digits.yaml",
 }
-TAKEN = "the models of the ray-slo applications in it"
+TAKEN = "the ray-slo applications in it"
 
 
 @pytest.fixture
@@ -44,13 +44,19 @@ def manifest(config):
 def test_another_document(run, file, command, name):
     content, said = DOCUMENTS[name]
     path = file(content or manifest(OTHERS))
-    code, _, err = run(command, path)
+    code, _, err = run(command, path, *(("--rate", 5) if command == "simulate" else ()))
     err = " ".join(err.split())
     assert code == 2
     assert f"Error: {path}: " in err
     if command == "profile" and name in ("rayservice", "serve", "old"):
         assert ("(fruit:graph)" if name == "old" else "application 'other' (my_app:app)") in err
         assert "to measure its class, give MODULE:CLASS" in err
+        return
+    if command == "simulate" and name in ("rayservice", "serve", "old"):
+        assert "one application with import_path ray_slo.serve:build_app can be simulated" in err
+        return
+    if command == "simulate" and name in ("args", "deployment"):
+        assert ("cannot import 'a:B'" if name == "args" else "a `serve run` config like configs/digits") in err
         return
     assert said in err
     if name != "two":

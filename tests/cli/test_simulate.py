@@ -86,7 +86,7 @@ def test_goodput_search(run):
         (["--policy", "Eager"], "(did you mean 'eager'?)"),
         (["--policy-arg", "fairness=x"], "fairness must be a number, got 'x'"),
         (["--report", "/dev/null/x"], "--report: cannot write '/dev/null/x': Not a directory"),
-        (["configs/digits-eager.yaml"], "a config of `serve run` (`ray-slo profile` measures"),
+        (["configs/plan-pool.yaml"], "wanted a file like configs/simulate-resnet50.yaml"),
         (["--warmup-s", "99"], "warmup_s must be"),
         (["nowhere.yaml"], "nowhere.yaml: No such file or directory"),
     ],

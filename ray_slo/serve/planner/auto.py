@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ray_slo.core.names import nearest
@@ -106,7 +107,7 @@ class Auto(PlannerPlugin):
         may_idle = all(least == 0 for b in bounds.values() for least in (b or (1,))[:1])
         files, assigned = profiles_of_files(spec), _assigned(spec)
         return AutoSetting(
-            _problem(spec, cls.fields(planner.kwargs)),
+            problem_of(spec, cls.fields(planner.kwargs)),
             {kind: worker.num_replicas for kind, worker in spec.workers.items()},
             frozenset(kind for kind, b in bounds.items() if b is not None),
             planner.interval_s,
@@ -120,10 +121,8 @@ class Auto(PlannerPlugin):
         )
 
 
-def _problem(spec: AppSpec, given: Mapping[str, Any]) -> Problem:
-    """Return the problem with these arguments, without its measured values."""
-    planner = spec.planner
-    assert planner is not None
+def problem_of(spec: AppSpec, given: Mapping[str, Any] = MappingProxyType({})) -> Problem:
+    """Return the problem of an application with these arguments, without its measured values."""
     variants: dict[str, list[Variant]] = {name: [] for name in spec.models}
     for key, ref in spec.variants().items():
         # A single network without a known accuracy gets 100 %, so it does not lower the mean.
@@ -144,7 +143,7 @@ def _problem(spec: AppSpec, given: Mapping[str, Any]) -> Problem:
     streams = [stream for tree in trees for stream, _ in tree.streams()]
     # An SLO class without a given rate gets a small one, until there are requests.
     usual = {s: 0.0 if "@" in s else 1.0 for s in streams}
-    usual |= _rates(planner.rates, spec.trees)
+    usual |= _rates({} if spec.planner is None else spec.planner.rates, spec.trees)
     return Problem(
         tuple(Model(name, tuple(its)) for name, its in variants.items()),
         trees,
