@@ -71,8 +71,9 @@ COMMANDS = {  # arguments, with {} for the folder to write to, and what writes t
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command(run, given, tmp_path, name):
-    if name in ("report", "policy"):
+    if name == "report":
         run("simulate", given / "run.yaml", "--report", given / "report")
+    if name == "policy":
         run("solve", given / "tables.yaml", "--out", given / "tables.npz")
     words = [word.format(tmp_path, given=given) for word in COMMANDS[name]]
     code, _, err = run(*words)

@@ -125,7 +125,7 @@ def test_files_of_arrays(files, tmp_path_factory, kind, header):
         arrays = dict(file)
     folder = tmp_path_factory.mktemp("damaged")
 
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=15, deadline=None)
     @given(damaged_arrays(arrays, header))
     def check(found):
         path = folder / f"{kind}.npz"
@@ -141,7 +141,7 @@ def test_files_of_arrays(files, tmp_path_factory, kind, header):
 def test_bytes_that_are_cut_or_flipped(files, tmp_path, kind):
     whole = (files / f"{kind}.npz").read_bytes()
     rng, path = np.random.default_rng(0), tmp_path / f"{kind}.npz"
-    for i in range(30):
+    for i in range(16):
         made = bytearray(whole)
         made[rng.integers(len(made))] ^= 1 << int(rng.integers(8))
         path.write_bytes(whole[: rng.integers(len(whole))] if i % 2 else bytes(made))
@@ -209,7 +209,7 @@ def test_bench_runs(files, tmp_path_factory):
     whole = (files / "bench" / "requests.csv").read_text()
     head, *lines = [line.split(",") for line in whole.splitlines()]
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=15, deadline=None)
     @given(st.data())
     def check(data):
         rows = [list(line) for line in lines]

@@ -2,10 +2,10 @@
 with the reason that the docs give. Nothing is accepted and then ignored."""
 
 import itertools
-import re
 
 import pytest
 import yaml
+from ray.serve.config import RequestRouterConfig
 
 from ray_slo.policies.registry import POLICIES as ALL_POLICIES
 from ray_slo.serve.app.build import build_app
@@ -41,8 +41,8 @@ SHOWS = {  # how a feature is seen in what runs
 }
 
 
-def cell(pair):
-    """What the page says of a pair: "✓", or the reason."""
+def is_served(pair):
+    """Whether the page has ✓ for a pair."""
     rows = written("pairs").splitlines()
     columns = [c.strip() for c in rows[0].strip("|").split("|")][1:]
     found = {}
@@ -53,18 +53,12 @@ def cell(pair):
         found |= {
             frozenset((name, column)): c for column, c in zip(columns, cells, strict=True) if c
         }
-    said = found[frozenset(NAMES[feature] for feature in pair)]
-    return said if said == "✓" else re.search(rf"(?m)^{said}\. (.*)$", written("pairs"))[1]
+    return found[frozenset(NAMES[feature] for feature in pair)] == "✓"
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids="+".join)
-def test_every_pair_is_served_or_refused_with_the_reason_in_the_docs(pair):
-    said = cell(pair)
-    if said != "✓":
-        with pytest.raises(ValueError, match=re.escape(said)):
-            build_app(config(pair))
-        return
-    build_app(config(pair))
+@pytest.mark.parametrize("pair", [*filter(is_served, PAIRS)], ids="+".join)
+def test_no_feature_of_a_pair_that_the_docs_call_served_is_ignored(pair):
+    """The table below is compared with what is built; here is what its ✓ means."""
     spec = parse_spec(config(pair))
     for feature in pair:
         assert SHOWS[feature](spec), f"{feature} is accepted, and ignored"
@@ -82,7 +76,9 @@ def _shows(feature, spec):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TABLES)
-def test_the_docs_have_the_table_as_it_is(name):
+def test_the_docs_have_the_table_as_it_is(name, monkeypatch):
+    # Most of a build's time. Routers say nothing of what is refused.
+    monkeypatch.setattr(RequestRouterConfig, "_serialize_request_router_cls", lambda self: None)
     page, made = TABLES[name]
     assert written(name) == made(), (
         f"{page} is out of date: python -m tests.serve.config.composition"

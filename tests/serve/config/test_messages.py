@@ -22,7 +22,7 @@ from ray_slo.simulation.spec import SimulationSpec
 
 ROOT = Path(__file__).parents[3]
 CONFIGS = sorted([*(ROOT / "configs").glob("*.yaml"), ROOT / "policies" / "digits.yaml"])
-EACH = 60  # mutations of a document
+EACH = 30  # mutations of a document
 VALUES = [
     *(None, True, "", "x", "a:b", 0, -1, 1.5, 2**31, 10**30, 1e308, float("nan"), float("inf")),
     *([], {}, [[]], [None], {"x": 1}, {1: 2}, {"": None}, [1, "a"], b"\xff"),

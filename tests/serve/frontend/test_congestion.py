@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ray_slo.serve.frontend.congestion import Congestion
 from ray_slo.serve.proxy import gate
 
-PURE = settings(max_examples=60)
+PURE = settings(max_examples=20)
 SLO_S, SLOW_S, QUICK_S = 0.2, 0.02, 0.001
 
 

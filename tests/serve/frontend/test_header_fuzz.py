@@ -23,7 +23,7 @@ ODD = [
     *("\x00", "\r\n", "\x7f", "é", "\xff" * 10, "gold", "silver", "GOLD", "a" * 101, "a" * 9999),
 ]
 VALUES = st.sampled_from(ODD) | st.text(st.characters(max_codepoint=255), max_size=40)
-FUZZ = settings(max_examples=300)
+FUZZ = settings(max_examples=120)
 MODEL = {"callable": "apps:M", "latency_slo_ms": 400, "slo_classes": {"gold": 50}}
 
 

@@ -85,7 +85,7 @@ JSON = st.recursive(
 
 @pytest.mark.slow
 @given(JSON)
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_json_is_what_python_says(value):
     assert json_of(json.dumps(value).encode(), MANY) == value
 

@@ -598,6 +598,6 @@ async def live_through(steps):
 
 @pytest.mark.slow
 @given(st.lists(STEPS, min_size=8, max_size=25))
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_nothing_is_lost_or_answered_twice(steps):
     clock.run(live_through(steps))

@@ -355,7 +355,7 @@ OPERATIONS = st.one_of(
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.lists(OPERATIONS, max_size=60))
 def test_nothing_is_lost_or_run_twice_by_clients_that_stop_and_go_on(operations):
     clock.run(stop_and_go(operations))
