@@ -83,11 +83,11 @@ APPLICATIONS: list[dict[str, Any]] = [
 @pytest.mark.parametrize(
     "kwargs", APPLICATIONS, ids=["models", "chain", "shared", "own", "plan", "floor"]
 )
-@settings(max_examples=25, phases=[Phase.generate])
+@settings(max_examples=15, phases=[Phase.generate])
 @given(
     kinds=st.lists(worker_kind, max_size=3),
     control_s=st.sampled_from([0.0, 0.004, 0.015]),
-    operations=st.lists(either, min_size=10, max_size=60),
+    operations=st.lists(either, min_size=10, max_size=40),
     hung=st.booleans(),
     sized=st.booleans(),
 )

@@ -54,7 +54,7 @@ def idle_though_useful(host: Host) -> list[tuple[str, Request]]:
 @given(
     kinds=st.lists(worker_kind, max_size=3),
     control_s=st.sampled_from([0.0, 0.004, 0.015]),
-    operations=st.lists(operation, min_size=10, max_size=60),
+    operations=st.lists(operation, min_size=10, max_size=40),
     hung=st.booleans(),
     sized=st.booleans(),
 )
