@@ -59,7 +59,7 @@ def share(policy, machine, load, since_s=0.0, **kwargs):
         rate *= 0.3
     report = simulate(
         *(policy, cluster, Workload.poisson(rate)),
-        duration_s=since_s + max(250 / rate, 40 * slo_s),
+        duration_s=since_s + max(250 / rate, 20 * slo_s),
         latency_noise=0.05,
         policy_kwargs=KWARGS.get(policy, {}),
         **kwargs,

@@ -59,7 +59,7 @@ POOL = {
     },
     "pool": {"types": ["g4dn.xlarge", "t3.xlarge"]},
     "policies": ["kairos"],
-    "duration_s": 4,
+    "duration_s": 3,
 }
 
 
@@ -256,7 +256,7 @@ def test_a_pipeline_planned_as_by_loki_has_one_policy(policy):
 @pytest.mark.slow
 def test_a_pipeline_has_fewest_workers_with_any_and_with_the_best_variants():
     ask = PlanSpec.model_validate(read_yaml(CONFIGS / "plan-pipeline.yaml")).build(CONFIGS)
-    ask = replace(ask, duration_s=3.0)
+    ask = replace(ask, duration_s=2.0)
     any_, best = size(ask)
     assert any_.workers < best.workers
     assert set(best.counts) == {"detect-large", "name-large"}
