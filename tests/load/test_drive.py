@@ -148,7 +148,8 @@ def test_warm_up_is_sent_but_not_counted() -> None:
     assert result.summary["offered_rate"] == pytest.approx(100)
 
 
-def test_own_process_gives_the_same_result() -> None:
+@pytest.mark.slow
+def test_own_process_gives_the_same_result_and_saves_it(tmp_path) -> None:
     payloads = Payloads([b"x"], ["1"])
     with serving(lambda _: (0, 200, {}, b"1")) as server:
         result = run_http_process(
@@ -156,6 +157,10 @@ def test_own_process_gives_the_same_result() -> None:
         ).result(120)
     assert result.summary["status"]["ok"] == 5
     assert result.summary["accuracy"] == 1.0
+    names = {path.name for path in result.save(tmp_path / "out")}
+    assert names == {"requests.csv", "summary.json", "latency.svg"}
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["accuracy"] == 1.0
+    assert len((tmp_path / "out" / "requests.csv").read_text().splitlines()) == 6
 
 
 @pytest.mark.slow
@@ -246,14 +251,3 @@ def test_bad_payload_sources_say_what_is_wrong(source: str, message: str) -> Non
 )
 def test_labels_of_answers(answer: object, label: str | None) -> None:
     assert parse_label(answer, "label") == label
-
-
-@pytest.mark.slow
-def test_saved_files(tmp_path) -> None:
-    payloads = Payloads([b"x"], ["1"])
-    with serving(lambda _: (0, 200, {}, b"1")) as server:
-        result = run_http(server.url, constant(5, 0.01, payloads), payloads, slo_s=30)
-    names = {path.name for path in result.save(tmp_path / "out")}
-    assert names == {"requests.csv", "summary.json", "latency.svg"}
-    assert json.loads((tmp_path / "out" / "summary.json").read_text())["accuracy"] == 1.0
-    assert len((tmp_path / "out" / "requests.csv").read_text().splitlines()) == 6

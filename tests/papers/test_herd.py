@@ -96,7 +96,7 @@ small = st.integers(1, 4).flatmap(
 
 @pytest.mark.slow
 @given(small)
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_agrees_with_brute_force(args):
     p = problem(**args, backend="highs")
     best, plan = brute_force(p), herd.plan(p)
@@ -113,7 +113,7 @@ def test_agrees_with_brute_force(args):
 
 
 @given(small)
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_the_search_alone_stays_within_its_own_bound(args):
     p = problem(**args, exact_cells=0)
     best, plan = brute_force(p), herd.plan(p)

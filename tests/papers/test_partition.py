@@ -87,7 +87,7 @@ def small(draw):
 
 @pytest.mark.slow
 @given(small())
-@settings(max_examples=80)
+@settings(max_examples=40)
 def test_agrees_with_brute_force(p):
     best, plan = brute_force(p), partition.plan(p)
     if best is None:
@@ -103,7 +103,7 @@ def test_agrees_with_brute_force(p):
 
 @pytest.mark.slow
 @given(small())
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_the_search_alone_keeps_limits_and_claims_nothing(p):
     p = Problem(**{**p.__dict__, "time_limit_s": 0.0})
     best, plan = brute_force(p), partition.plan(p)
@@ -127,7 +127,7 @@ def test_the_search_alone_keeps_limits_and_claims_nothing(p):
 
 @pytest.mark.skipif(not GUROBI, reason="gurobipy is not installed: pip install 'ray-slo[gurobi]'")
 @given(small())
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_both_solvers_have_the_same_optimum(p):
     milp, _ = partition.program(p)
     highs, gurobi = milp.solve("highs"), milp.solve("gurobi")

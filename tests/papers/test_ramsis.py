@@ -245,8 +245,8 @@ def _ratio(p):
 @pytest.mark.slow
 def test_smaller_batches_are_an_option_not_a_duty():
     for rate in (60, 150, 250):
-        assert _ratio(problem(rate=rate, batching="variable", num_slacks=30)) >= (
-            _ratio(problem(rate=rate, num_slacks=30)) - 0.02
+        assert _ratio(problem(rate=rate, batching="variable", num_slacks=20)) >= (
+            _ratio(problem(rate=rate, num_slacks=20)) - 0.02
         )
 
 
@@ -333,9 +333,8 @@ def plateaus(load, **fields):
     ("load", "arrivals"),
     [
         (0.75, Gamma(1)),
-        (0.75, Gamma(0.5)),
         (0.75, Gamma(0.125)),
-        *((load, Gamma(0.25)) for load in (0.47, 0.6, 0.75)),
+        *((load, Gamma(0.25)) for load in (0.47, 0.75)),
     ],
 )
 def test_a_backlog_that_lasts_is_no_end(load, arrivals):

@@ -125,7 +125,7 @@ def test_it_is_reached_in_overload():
     found = {}
     for floor in (0.0, 0.9):
         policy = make_policy("auto", {"fairness": floor})
-        report = simulate(policy, cluster, Workload.poisson(1100.0), duration_s=14.0, warmup_s=5.0)
+        report = simulate(policy, cluster, Workload.poisson(1100.0), duration_s=9.0, warmup_s=4.0)
         shares = [1 - report.bad_rate(name) for name in models]
         found[floor] = min(shares) / (sum(shares) / 2)
     assert found.pop(0.0) < 0.5

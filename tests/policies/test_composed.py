@@ -109,7 +109,7 @@ def test_every_policy_serves_a_pipeline_at_low_load(policy):
             {"det": Workload.poisson(400)},
             policy=Composed(made, problem.trees) if composed else Bare(made),
             planner=None,
-            duration_s=4,
+            duration_s=2,
         )
         bad[composed] = report.bad_rate()
     assert bad[True] < 0.002

@@ -155,7 +155,7 @@ def test_a_policy_that_takes_over_knows_the_work_and_refuses_nothing_that_waits(
     assert [a.reason for a in after.decide(now).actions] == [DropReason.SHED]
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     st.lists(
         st.tuples(

@@ -560,7 +560,7 @@ def test_a_cluster_with_another_task() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=16)
 @given(
     drop=st.sampled_from(RULES),
     queues=st.sampled_from(["variant", "worker"]),

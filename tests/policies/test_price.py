@@ -86,7 +86,7 @@ def test_one_variant_is_served_like_deferred():
     here = Cluster.uniform([model], 4)
     for rate, slack in ((200, 0.0), (1000, 0.002), (2500, 0.05)):
         ours, deferred = (
-            simulate(name, here, Workload.poisson(rate), duration_s=4, warmup_s=1)
+            simulate(name, here, Workload.poisson(rate), duration_s=2.5, warmup_s=1)
             for name in ("price", "deferred")
         )
         assert ours.bad_rate() <= deferred.bad_rate() + slack
@@ -122,11 +122,11 @@ def crowd(models=10, accuracies=(70.0, 80.0)):
 @pytest.mark.slow
 @pytest.mark.parametrize(("load", "least"), [(0.5, 72.9), (1.2, 70.0)])
 def test_ten_models_are_no_worse_off_with_two_variants_than_with_the_quick_one(load, least):
-    workload = Workload.poisson(load * 16 * 64 / 0.07)
+    workload = Workload.poisson(load * 8 * 64 / 0.07)
     both, quick = (
         simulate(
             policy,
-            Cluster.uniform(crowd(10, accuracies), 16),
+            Cluster.uniform(crowd(10, accuracies), 8),
             workload,
             duration_s=1.6,
             warmup_s=0.8,
@@ -145,10 +145,9 @@ def test_a_rise_of_the_load_is_seen_before_the_rates_are_measured_anew():
     workload = Workload(arrivals=Trace(rates=rates, interval_s=1.0, shape=1.0))
     here = Cluster.uniform(crowd(), 16)
     reports = [
-        simulate("price", here, workload, duration_s=3, warmup_s=1.5, seed=seed)
-        for seed in (1, 2, 3)
+        simulate("price", here, workload, duration_s=3, warmup_s=1.5, seed=seed) for seed in (1, 2)
     ]
-    mean = sum(report.bad_rate() for report in reports) / 3
+    mean = sum(report.bad_rate() for report in reports) / 2
     assert mean < 0.006  # 0.008 to 0.014 by the rates of the whole window
     assert min(report.accuracy for report in reports) > 72
 
@@ -167,7 +166,7 @@ def test_in_overload_more_are_in_time_than_by_the_order_of_deadlines():
     ]
     here, workload = Cluster.uniform(models, 4), Workload.poisson(6000)
     ours, by_deadline = (
-        simulate(policy, here, workload, duration_s=3, warmup_s=1, seed=1).bad_rate()
+        simulate(policy, here, workload, duration_s=2, warmup_s=1, seed=1).bad_rate()
         for policy in ("price", "eager")
     )
     assert ours < by_deadline - 0.03
@@ -182,7 +181,7 @@ def test_requests_with_sizes_get_the_variants_that_the_load_allows(noise):
             "price",
             Cluster.uniform(crowd(1), 8),
             Workload.poisson(rate, sizes=sizes),
-            duration_s=4,
+            duration_s=2.5,
             warmup_s=1,
             latency_noise=noise,
         )
@@ -228,7 +227,7 @@ def test_a_worker_that_another_model_needs_takes_no_slow_batch():
 
 def test_many_rare_models_keep_their_deadlines():
     models = [Model(f"m{i}", 0.12, variants(f"m{i}-", 1.3)) for i in range(6)]
-    report = simulate("price", Cluster.uniform(models, 3), Workload.poisson(60), duration_s=15)
+    report = simulate("price", Cluster.uniform(models, 3), Workload.poisson(60), duration_s=8)
     assert report.bad_rate() < 0.01
     assert report.accuracy > 70
 
@@ -292,9 +291,9 @@ def test_mistakes_are_named(field, kwargs):
 def test_bursts_near_capacity_leave_the_value_of_the_queue_for_turns():
     rate, arrivals = 0.95 * 10 * 12 / 0.054, Workload(arrivals=Gamma(rate=2111, shape=0.1))
     assert rate == pytest.approx(2111, rel=0.001)
-    report = simulate("price", cluster(), arrivals, duration_s=8, warmup_s=3)
+    report = simulate("price", cluster(), arrivals, duration_s=5, warmup_s=2)
     quickest = Cluster.uniform([Model("m", 0.15, variants()[:1])], 10)
-    alone = simulate("deferred", quickest, arrivals, duration_s=8, warmup_s=3)
+    alone = simulate("deferred", quickest, arrivals, duration_s=5, warmup_s=2)
     assert report.bad_rate() <= alone.bad_rate() + 0.01
 
 
@@ -308,7 +307,7 @@ def test_a_model_of_other_workers_changes_nothing():
 
     def accuracy(cluster):
         workload = Workload(arrivals=Gamma(rate=400, shape=0.3), popularity={"m": 1.0})
-        return simulate("price", cluster, workload, duration_s=10).accuracy
+        return simulate("price", cluster, workload, duration_s=5).accuracy
 
     assert accuracy(beside) == pytest.approx(accuracy(alone), abs=0.3)
 

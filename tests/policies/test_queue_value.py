@@ -68,7 +68,7 @@ def test_bursts_cost_accuracy():
 
 
 @pytest.mark.slow
-def test_an_slo_of_hours_needs_few_lengths_of_the_queue(monkeypatch):
+def test_an_slo_of_minutes_needs_few_lengths_of_the_queue(monkeypatch):
     """`solve` finds the values of all queues at once, `columns` those of one, from the same h."""
     widths = []
 
@@ -81,9 +81,9 @@ def test_an_slo_of_hours_needs_few_lengths_of_the_queue(monkeypatch):
     offered = columns(10, 0.15, *VARIANTS)
     solve(offered, 400.0, 3.6)
     few = max(widths)
-    value = solve(offered, 400.0, 3600.0)
-    assert len(value.h) > 1_000_000  # requests in an hour
+    value = solve(offered, 400.0, 720.0)
+    assert len(value.h) > 200_000  # requests in twelve minutes
     assert max(widths) <= 8 * few
-    for queue in (3, 30, 2130, 1_263_003):  # lengths at which h is held
+    for queue in (3, 30, 2130, 232_323):  # lengths at which h is held
         best = value.columns(offered, queue).max()
         assert value.at(np.array(queue)) == pytest.approx(best, rel=1e-6)

@@ -431,11 +431,11 @@ def test_workers_are_there_for_large_requests_and_not_for_the_mean(policy, monke
 
     def run():
         report = simulate_application(
-            problem, load, policy=policy, duration_s=60.0, interval_s=5.0, start_s=1.0, seed=11
+            problem, load, policy=policy, duration_s=45.0, interval_s=5.0, start_s=1.0, seed=11
         )
         return report.bad_rate(20), report.worker_hours(20, kind="fast")
 
-    assert run() == (pytest.approx(0.0, abs=0.002), pytest.approx(40 / 3600, rel=0.2))
+    assert run() == (pytest.approx(0.0, abs=0.002), pytest.approx(25 / 3600, rel=0.2))
     monkeypatch.setattr("ray_slo.planning.brains.known.classes_of", lambda *_: ())
     bad, fast = run()
     assert bad > 0.04 and fast == 0  # what the mean size asks for
@@ -462,7 +462,7 @@ def test_spares_for_interruptions_pay():
                     load,
                     policy="deferred",
                     planner=None,
-                    duration_s=10.0,
+                    duration_s=5.0,
                     seed=11,
                 )
                 expected += chance * report.bad_rate(2)
@@ -488,7 +488,7 @@ def test_models_move_to_the_group_that_has_time_and_nothing_is_lost():
     trees = tuple(Tree.of_model(model.name, {"": 0.3}) for model in models)
 
     def rates(*values):
-        return Workload(arrivals=Trace(rates=values, interval_s=40.0))
+        return Workload(arrivals=Trace(rates=values, interval_s=25.0))
 
     load = {"see": rates(150, 20), "hear": rates(20, 150), "feel": rates(110, 110)}
     fixed = [{"see": "left", "hear": "right", "feel": group} for group in ("left", "right")]
@@ -499,7 +499,7 @@ def test_models_move_to_the_group_that_has_time_and_nothing_is_lost():
             problem,
             load,
             policy="deferred",
-            duration_s=80.0,
+            duration_s=50.0,
             interval_s=5.0,
             load_s=1.0,
             start_s=2.0,
@@ -509,8 +509,8 @@ def test_models_move_to_the_group_that_has_time_and_nothing_is_lost():
         assert not (report.requests.outcome == "pending").any()
         if not group_of:
             ran = report.batches
-            early = _groups_of(ran[ran.started_s < 35])
-            late = _groups_of(ran[(ran.started_s > 65) & (ran.started_s < 80)])
+            early = _groups_of(ran[ran.started_s < 20])
+            late = _groups_of(ran[(ran.started_s > 40) & (ran.started_s < 50)])
             # The two that are busy are apart, and the third is beside the quiet one.
             assert [len(found) for found in (*early.values(), *late.values())] == [1] * 6
             assert early["feel-0"] == early["hear-0"] != early["see-0"]

@@ -59,7 +59,7 @@ def share(policy, machine, load, since_s=0.0, **kwargs):
         rate *= 0.3
     report = simulate(
         *(policy, cluster, Workload.poisson(rate)),
-        duration_s=since_s + max(400 / rate, 40 * slo_s),
+        duration_s=since_s + max(250 / rate, 20 * slo_s),
         latency_noise=0.05,
         policy_kwargs=KWARGS.get(policy, {}),
         **kwargs,
@@ -101,20 +101,20 @@ def share_of_chain(policy, planner, first, seed):
     """Share in time of a pipeline whose second task makes two requests per request, and has a slow
     and a quick variant. Two to four workers."""
     profiles = {
-        "first": LatencyProfile.linear(0.004, 0.02, 12),
-        "slow": LatencyProfile.linear(0.004, 0.03, 12),
-        "quick": LatencyProfile.linear(0.001, 0.01, 12),
+        "first": LatencyProfile.linear(0.008, 0.04, 12),
+        "slow": LatencyProfile.linear(0.008, 0.06, 12),
+        "quick": LatencyProfile.linear(0.002, 0.02, 12),
     }
     models = [
         auto.Model(name, tuple(auto.Variant(v, 90.0, {"cpu": profiles[v]}) for v in variants))
         for name, variants in {"first": ["first"], "second": ["slow", "quick"]}.items()
     ]
     tasks = (TreeTask("first", "first", None, {"first": {"second": 2.0}}),)
-    tree = Tree("both", (*tasks, TreeTask("second", "second", "first")), {"": 0.15})
+    tree = Tree("both", (*tasks, TreeTask("second", "second", "first")), {"": 0.3})
     problem = auto.Problem(tuple(models), (tree,), {}, (auto.Kind("cpu", 2, 4),))
     report = simulate_application(
-        *(problem, {"both": Workload.poisson(160.0)}),
-        duration_s=12.0,
+        *(problem, {"both": Workload.poisson(80.0)}),
+        duration_s=8.0,
         policy=policy,
         policy_kwargs=KWARGS.get(policy, {}),
         planner=planner,
@@ -122,7 +122,7 @@ def share_of_chain(policy, planner, first, seed):
         first_profile=first,
         seed=seed,
     )
-    settled = report.requests[report.requests["arrival_s"] >= 5.0]
+    settled = report.requests[report.requests["arrival_s"] >= 4.0]
     return (settled["outcome"] == "ok").mean()
 
 

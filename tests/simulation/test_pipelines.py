@@ -530,7 +530,7 @@ plans = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     plans=plans,
     times=st.lists(st.floats(0, 30), min_size=1, max_size=12),

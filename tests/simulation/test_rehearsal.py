@@ -116,11 +116,11 @@ def test_the_last_requests_do_not_find_idle_workers() -> None:
 
 
 def test_the_hopeless_are_given_up_but_not_the_one_in_force() -> None:
-    """Eager collapses in overload."""
+    """Eager collapses in overload. Far behind, it is not tried under a rise of the load."""
     found = rehearse(problem(1800.0))
     assert len(found.scores["deferred"].value) == 12
     assert len(found.scores["eager"].value) < 12
-    assert found.scores["eager"].p50_s is None
+    assert found.scores["eager"].p50_s is found.scores["eager"].fall is None
     found = rehearse(problem(1800.0, settings=[EAGER, DEFERRED]))
     assert len(found.scores["eager"].value) == 12
 
@@ -155,12 +155,11 @@ def test_variants_that_are_not_the_best_are_a_loss() -> None:
 @pytest.mark.slow
 def test_settings_that_may_collapse_are_tried_under_a_rise_of_the_load() -> None:
     """Eager has 1.5 times the load at 100 requests/s and loses nothing, and much at 500."""
-    falls = [rehearse(problem(rate)).scores["eager"].fall for rate in (100.0, 500.0)]
-    assert falls[0] == pytest.approx(0.0, abs=0.005)
-    assert falls[1] > 0.05
-    assert rehearse(problem(100.0)).scores["deferred"].fall is None
-    # It is not tried where it is far behind, or where there is nothing to compare it with.
-    assert rehearse(problem(1800.0)).scores["eager"].fall is None
+    few, many = (rehearse(problem(rate)).scores for rate in (100.0, 500.0))
+    assert few["eager"].fall == pytest.approx(0.0, abs=0.005)
+    assert many["eager"].fall > 0.05
+    assert few["deferred"].fall is None
+    # It is not tried where there is nothing to compare it with.
     assert rehearse(problem(100.0, settings=[EAGER])).scores["eager"].fall is None
 
 
@@ -211,7 +210,7 @@ TREE = Tree(
 def test_pipelines_and_models_beside_them() -> None:
     """By what clients asked for; a page is in time when all that it made is."""
     cluster = Cluster.uniform([a_model("find"), a_model("read"), a_model("z")], 3)
-    n = 600
+    n = 300
     arrival = np.arange(n) / 150
     roots = (("find", "find"), ("z", "z"))
     asked = Rehearsal(
@@ -222,7 +221,7 @@ def test_pipelines_and_models_beside_them() -> None:
         [TREE.to_json()],
     )
     found = rehearse(asked)
-    assert found.arrived == (900, 900)  # few requests are played three times
+    assert found.arrived == (450, 450)  # few requests are played three times
     calm = found.scores["deferred"]
     assert not calm.error and min(calm.good) > 290
     # A page makes far more than the tree says.
@@ -231,7 +230,7 @@ def test_pipelines_and_models_beside_them() -> None:
 
 
 def test_it_is_a_pure_function() -> None:
-    one, other = rehearse(problem(noise=0.1)), rehearse(problem(noise=0.1))
+    one, other = (rehearse(problem(100.0, noise=0.1)) for _ in range(2))
     assert one == other
     assert Rehearsed.from_json(json.loads(json.dumps(one.to_json()))) == one
 
@@ -249,16 +248,25 @@ UNLIKE = Cluster.uniform(
 
 
 @pytest.mark.slow
-def test_the_engine_hosts_it() -> None:
-    auto = Auto()
-    report = simulate(auto, UNLIKE, OVERLOAD, duration_s=6.0, warmup_s=1.0)
-    guess = simulate("deferred", UNLIKE, OVERLOAD, duration_s=6.0, warmup_s=1.0)
+def test_the_engine_hosts_it_and_a_log_replays_it(tmp_path: Any) -> None:
+    """Rehearsals are in the log, so nothing need be rehearsed again."""
+    auto, times = Auto(), {"duration_s": 3.0, "warmup_s": 1.0}
+    report = simulate(auto, UNLIKE, OVERLOAD, **times)
+    guess = simulate("deferred", UNLIKE, OVERLOAD, **times)
     told = auto.story()
     assert told[0]["at"] == pytest.approx(0.6, abs=0.35)  # 4 SLOs, 200 requests, then 0.3 s
     assert told[-1]["setting"] != "deferred"
     assert report.summary()["bad_rate"] < guess.summary()["bad_rate"] - 0.02
-    again = simulate(Auto(), UNLIKE, OVERLOAD, duration_s=6.0, warmup_s=1.0)
-    assert again.summary() == report.summary()
+    lines = Lines(tmp_path, "auto", Start.of("auto", {}))
+    recording = Recording(Auto(), lines)
+    again = simulate(recording, UNLIKE, OVERLOAD, **times)
+    assert again.requests.equals(report.requests)
+    lines.close()
+    (life,) = read(tmp_path)
+    found = replay(life)
+    assert found.identical and found.rounds > 1000
+    events = [name for r in life.rounds() for name, _ in r.events]
+    assert events.count("solved") == len(recording.story()) == len(told)
 
 
 @pytest.mark.slow
@@ -266,7 +274,7 @@ def test_predictions_are_what_is_measured() -> None:
     """Under a steady load, in the mean."""
     auto = Auto()
     workload = Workload(arrivals=Poisson(rate=2500.0))
-    simulate(auto, UNLIKE, workload, duration_s=12.0, latency_noise=0.1)
+    simulate(auto, UNLIKE, workload, duration_s=5.0, latency_noise=0.1)
     told = [t for t in auto.story() if t["measured_bad"] is not None][1:]
     predicted = float(np.mean([t["predicted_bad"] for t in told]))
     assert predicted == pytest.approx(float(np.mean([t["measured_bad"] for t in told])), abs=0.03)
@@ -285,7 +293,7 @@ def test_pipelines_are_hosted() -> None:
         {"pages": Workload(arrivals=Poisson(rate=120.0))},
         policy=auto,
         planner=None,
-        duration_s=6.0,
+        duration_s=3.0,
     )
     assert found.value() > 0.64  # 0.8², and 0.8 of pages without anything to read
     tried = auto.story()[-1]["tried"]
@@ -293,26 +301,11 @@ def test_pipelines_are_hosted() -> None:
     assert auto.expected()["pages"].accuracy == pytest.approx(66.0, abs=1.0)
 
 
-@pytest.mark.slow
-def test_a_log_replays_it(tmp_path: Any) -> None:
-    """Rehearsals are in the log, so nothing need be rehearsed again."""
-    lines = Lines(tmp_path, "auto", Start.of("auto", {}))
-    recording = Recording(Auto(), lines)
-    simulate(recording, UNLIKE, OVERLOAD, duration_s=3.0)
-    lines.close()
-    (life,) = read(tmp_path)
-    found = replay(life)
-    assert found.identical and found.rounds > 1000
-    assert len({t["setting"] for t in recording.story()}) >= 1
-    events = [name for r in life.rounds() for name, _ in r.events]
-    assert events.count("solved") == len(recording.story())
-
-
 def test_requests_keep_nothing_alive() -> None:
     """Traffic is bounded, however long it goes on."""
     auto = Auto(candidates=["eager"])  # nothing to rehearse
     auto.cluster_changed(0.0, UNLIKE)
-    for i in range(30_000):
+    for i in range(10_000):
         now = i / 1000
         auto.requests_arrived(now, [Request(i, "a", now, now + 0.04)])
         auto.decide(now)

@@ -310,7 +310,7 @@ def with_tables(folder, solve):
     lines = Lines(folder, "tables", Start.of("ramsis", {"solver": None}))
     policy = Recording(make_policy("ramsis", {"solver": None}), lines)
     policy.cluster_changed(0.0, CLUSTER)
-    for i in range(60):
+    for i in range(30):
         now = i / 100
         policy.requests_arrived(now, [Request(i, "m", now, now + 0.1)])
         for action in policy.decide(now).actions:

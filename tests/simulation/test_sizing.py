@@ -59,13 +59,24 @@ POOL = {
     },
     "pool": {"types": ["g4dn.xlarge", "t3.xlarge"]},
     "policies": ["kairos"],
-    "duration_s": 4,
+    "duration_s": 3,
 }
 
 
 def bad(ask, policy, counts):
     """The worst over the seeds."""
     return max(predicted(ask, policy, counts, seed).bad_rate for seed in ask.seeds)
+
+
+def passes(ask, policy, counts):
+    """Whether at most 1 % are bad with every seed."""
+    return all(predicted(ask, policy, counts, seed).bad_rate <= 0.01 for seed in ask.seeds)
+
+
+def budgeted(budget, *policies):
+    return question(
+        **{**POOL, "pool": {**POOL["pool"], "budget_per_hour": budget}, "policies": policies}
+    )
 
 
 # -- the search --------------------------------------------------------------------------------
@@ -184,18 +195,23 @@ def test_the_cheapest_pool_is_the_cheapest_that_passes():
         cost = sum(prices[k] * n for k, n in counts.items())
         # A mix that serves the large requests, and costs less.
         if counts.get("g4dn.xlarge") and cost < pool.cost_per_hour - 1e-9:
-            assert bad(ask, ("kairos", {}), counts) > 0.01, counts
+            assert not passes(ask, ("kairos", {}), counts), counts
 
 
 @pytest.mark.slow
 def test_a_budget_buys_what_carries_most():
-    ask = what_if(question(**{**POOL, "pool": {**POOL["pool"], "budget_per_hour": 5}}), "budget=1")
-    *_, cheapest, most = size(ask)
-    assert cheapest.why.startswith("above the budget of 1 per hour; ")
-    assert most.cost_per_hour <= 1 < cheapest.cost_per_hour
-    assert most.carries < 150
-    assert most.figures.bad_rate > 0.01
-    *_, cheapest, most = size(what_if(ask, "budget=2x"))
+    """A policy that makes batches needs fewer workers, and carries more."""
+    ask = what_if(budgeted(5, "kairos", "deferred"), "budget=1")
+    *_, alone_cheapest, alone_most, _, _, cheapest, most = size(ask)
+    assert alone_cheapest.why.startswith("above the budget of 1 per hour; ")
+    assert alone_most.cost_per_hour <= 1 < alone_cheapest.cost_per_hour
+    assert alone_most.carries < 150
+    assert alone_most.figures.bad_rate > 0.01
+    assert most.cost_per_hour <= 1
+    assert cheapest.cost_per_hour <= alone_cheapest.cost_per_hour
+    assert most.carries > alone_most.carries
+    assert "highest upper bound" in most.why
+    *_, cheapest, most = size(what_if(budgeted(1, "kairos"), "budget=2x"))
     assert not cheapest.why.startswith("above")
     assert most.carries > 150
 
@@ -210,18 +226,7 @@ def test_no_pool_serves_more_than_its_bound():
         for row, bound in zip(rows[:-1], bounds, strict=False):
             counts = {"g4dn.xlarge": int(row[0]), "t3.xlarge": int(row[1])}
             above = replace(ask, workload=ask.workload.at_rate(1.15 * bound))
-            assert bad(above, policy, {k: n for k, n in counts.items() if n}) > 0.01
-
-
-@pytest.mark.slow
-def test_a_policy_that_makes_batches_needs_fewer_workers_in_a_pool():
-    pool = {**POOL["pool"], "budget_per_hour": 1}
-    ask = question(**{**POOL, "pool": pool, "policies": ["kairos", "deferred"]})
-    *_, alone_cheapest, alone_most, _, _, cheapest, most = size(ask)
-    assert most.cost_per_hour <= 1
-    assert cheapest.cost_per_hour <= alone_cheapest.cost_per_hour
-    assert most.carries > alone_most.carries
-    assert "highest upper bound" in most.why
+            assert not passes(above, policy, {k: n for k, n in counts.items() if n})
 
 
 @pytest.mark.slow
@@ -251,7 +256,7 @@ def test_a_pipeline_planned_as_by_loki_has_one_policy(policy):
 @pytest.mark.slow
 def test_a_pipeline_has_fewest_workers_with_any_and_with_the_best_variants():
     ask = PlanSpec.model_validate(read_yaml(CONFIGS / "plan-pipeline.yaml")).build(CONFIGS)
-    ask = replace(ask, duration_s=3.0)
+    ask = replace(ask, duration_s=2.0)
     any_, best = size(ask)
     assert any_.workers < best.workers
     assert set(best.counts) == {"detect-large", "name-large"}
@@ -270,7 +275,7 @@ def test_a_pipeline_has_fewest_workers_with_any_and_with_the_best_variants():
 
 
 def test_what_if():
-    ask = question(**{**POOL, "pool": {**POOL["pool"], "budget_per_hour": 5}})
+    ask = budgeted(5, "kairos")
     assert what_if(ask, "load=+20%").workload.rate == pytest.approx(180)
     assert what_if(ask, "load=60/s").workload.rate == 60
     assert what_if(ask, "slo=-10%").models[0].latency_slo_s == pytest.approx(0.036)
@@ -278,7 +283,7 @@ def test_what_if():
     both = what_if(ask, "load=2x, slo=80ms,latency=1.5x")
     assert (both.workload.rate, both.models[0].latency_slo_s) == (300, 0.08)
     assert both.models[0].variants[0].profiles["g4dn.xlarge"](10) == pytest.approx(0.015)
-    assert ask == question(**{**POOL, "pool": {**POOL["pool"], "budget_per_hour": 5}})
+    assert ask == budgeted(5, "kairos")
 
 
 def test_what_if_the_slo_and_requests_that_ask_for_another():

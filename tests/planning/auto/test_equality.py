@@ -129,7 +129,7 @@ def best_of_all(problem):
 
 
 @pytest.mark.parametrize("sizes", [(1,), (1, 1, 1, 1, 1, 2, 2, 3, 3, 8)], ids=["one", "several"])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_the_best_of_all_pools_within_a_budget(seed, sizes):
     problem = random_budgeted(seed, sizes)
     best, made = best_of_all(problem), auto.plan(problem)

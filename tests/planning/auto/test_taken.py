@@ -18,8 +18,9 @@ LOSS = st.sampled_from([0.001, 0.01, 0.05])
 
 
 def lost(busy, workers, there):
+    """Workers' worth of work that is lost on average; of one value, or of several at once."""
     k = np.arange(workers + 1)
-    return float(np.maximum(busy - k, 0) @ binom.pmf(k, workers, there))
+    return np.maximum(np.subtract.outer(busy, k), 0) @ binom.pmf(k, workers, there)
 
 
 @given(st.integers(1, 60), st.floats(0.5, 0.999), LOSS)
@@ -66,7 +67,7 @@ def test_spot(budget, interruptions):
     kind = Kind("k", 0, 40, 0.2, interruptions_per_hour=interruptions)
     kinds, there = (kind,), kind.there
     busy = np.linspace(0.01, there * workers, 5000)
-    most = 100 * max(b for b in busy if lost(b, workers, there) <= 0.01 * b)
+    most = 100 * busy[lost(busy, workers, there) <= 0.01 * busy].max()
     assert not isinstance(auto.plan(pool(0.98 * most, kinds, budget_per_hour=budget)), Infeasible)
     assert isinstance(auto.plan(pool(1.02 * most, kinds, budget_per_hour=budget)), Infeasible)
 

@@ -21,7 +21,7 @@ def drawn(rng, median, count):
 def test_the_same_distribution_is_no_change():
     rng = np.random.default_rng(0)
     false = 0
-    for _ in range(20):
+    for _ in range(8):
         sizes = Sizes()
         counted(sizes, drawn(rng, 50, 1000))
         sizes.planned()
