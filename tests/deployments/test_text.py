@@ -1,19 +1,12 @@
-"""The entailment application: input, variants, and the configs that name it."""
+"""The entailment application: input, payloads and variants."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-import yaml
 
 from deployments.text import Entailment, app, payloads, variants
 from ray_slo.models import text
-from ray_slo.serve.config.resolve import parse_spec
 
-ROOT = Path(__file__).parents[2]
 PAIR = ("It rains.", "The street is wet.")
 
 
@@ -76,32 +69,3 @@ def test_variants_carry_names_accuracies_and_arguments():
     assert family[0].loader() is text.load
     with pytest.raises(ValueError, match=r"name: got 'bert', wanted one of bert-tiny, "):
         variants("bert")
-
-
-CONFIGS = sorted((ROOT / "configs").glob("text-*.yaml"))
-
-
-def test_there_are_configs():
-    assert CONFIGS
-
-
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-def test_configs_name_what_there_is(config):
-    (application,) = yaml.safe_load(config.read_text())["applications"]
-    for model in parse_spec(application["args"]).models.values():
-        assert model.load() is Entailment
-        for name, variant in model.variants.items():
-            assert variant.loader() is text.load
-            assert variant.kwargs["name"] == name
-            assert variant.accuracy == text.accuracy(name)
-
-
-def test_importing_and_preprocessing_needs_no_torch():
-    code = (
-        "import sys; from deployments.text import Entailment\n"
-        "import ray_slo.models.text\n"
-        "Entailment.preprocess(Entailment.example_input())\n"
-        "print(sorted({'torch', 'transformers', 'ray'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True)
-    assert done.stdout.decode().strip() == "[]"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.harness import code, results
+from benchmarks.harness import code
 from benchmarks.harness.registry import PROGRAMS
 
 POLICIES = "ray_slo.policies."
@@ -72,8 +72,3 @@ def test_words_do_not_count_and_code_does(room):
     assert room(PROGRAM, shared="def f(): return 2\n") != mark
     assert room(PROGRAM, table="1,3\n") != mark
     assert room(PROGRAM) == mark
-
-
-def test_a_saved_run_bears_it():
-    program = PROGRAMS["symphony-fig5"]
-    assert results.origin(program.module)["code"] == code.code_of(program.module)
