@@ -50,16 +50,6 @@ def test_the_batch_method_asks_the_network_it_is_handed():
     assert Entailment()(lambda pairs: [len(pair) for pair in pairs], [PAIR, PAIR]) == [2, 2]
 
 
-def test_a_network_of_the_family_answers():
-    pytest.importorskip(
-        "transformers", reason="transformers is not installed: pip install 'ray-slo[text]'"
-    )
-    (variant,) = variants("bert-tiny", weights="none")
-    network = variant.loader()(*variant.args, **variant.kwargs)
-    answers = Entailment()(network, [Entailment.preprocess(PAIR), Entailment.example_input()])
-    assert len(answers) == 2 and all(answer["label"] in text.LABELS for answer in answers)
-
-
 def test_variants_carry_names_accuracies_and_arguments():
     family = variants(weights="none", device="cpu")
     assert {v.name: v.accuracy for v in family} == {

@@ -22,12 +22,6 @@ def test_a_program_follows_from_what_it_imports_and_the_policies_that_it_names()
     assert POLICIES + "exact.kairos" in of("kairos-fig3")
 
 
-def test_auto_contains_every_policy():
-    assert {POLICIES + "auto", POLICIES + "ramsis", "ray_slo.simulation.rehearsal"} <= of(
-        "policy-grid"
-    )
-
-
 @pytest.fixture
 def room(tmp_path, monkeypatch):
     """A repository with one program; returns what writes it anew and tells its mark."""

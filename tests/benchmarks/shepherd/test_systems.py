@@ -72,7 +72,7 @@ def test_a_slow_scheduler_refuses_what_exceeds_its_speed():
 
 
 def test_groups_share_out_all_workers_and_requests():
-    emulation = Emulation(24, None, per_scheduler=5_000, interval_s=INTERVAL_S, intervals=2, seed=0)
+    emulation = Emulation(24, None, per_scheduler=5_000, interval_s=0.3, intervals=2, seed=0)
     groups = emulation.plan(GROUP).groups
     assert sum(g.workers for g in groups) == 24 and max(g.workers for g in groups) == GROUP
     assert sorted(m for g in groups for m in g.models) == sorted(emulation.models)
