@@ -87,7 +87,8 @@ def test_fields_are_kuberays_and_kubernetes(manifest):
     check_pods(manifest)
 
 
-def test_a_misspelt_field_is_found(manifest):
+def test_a_misspelt_field_is_found():
+    manifest = copy.deepcopy(MANIFESTS["rayservice-kinds.yaml"])
     spec = manifest["spec"]
     for owner in (spec, spec["rayClusterConfig"], *groups(manifest)):
         owner["rayStartParms"] = {}

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
+from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -13,10 +16,15 @@ import typer
 import yaml
 from ray.serve.schema import HTTPOptionsSchema, ServeDeploySchema
 
+from deployments.imagenet import ImageNet
+from deployments.text import Entailment
+from deployments.traffic import Detect, Faces, Vehicles, detection
+from deployments.traffic import app as traffic
 from ray_slo.cli import app as cli
 from ray_slo.core.environment import WEIGHTS
 from ray_slo.core.trees import Tree
-from ray_slo.load.workload import Payloads, load_payloads
+from ray_slo.load.workload import load_payloads
+from ray_slo.models import text, vision
 from ray_slo.models.loading import WORDS
 from ray_slo.serve.config.resolve import parse_spec
 
@@ -101,7 +109,7 @@ def tree_of(config: Path, spec) -> Tree:
     return spec.trees[path] if path else next(iter(spec.trees.values()))
 
 
-def payloads_of(config: Path) -> Payloads:
+def payloads_of(config: Path) -> str:
     words = bench(config)
     named = words[words.index("--payload") + 1]
     module, _, _ = named.partition(":")
@@ -111,20 +119,25 @@ def payloads_of(config: Path) -> Payloads:
     if folder in NEEDS:
         package, why = NEEDS[folder]
         pytest.importorskip(package, reason=why)
-    return load_payloads(named)
+    return named
 
 
 def test_the_application_takes_each_payload(config):
-    payloads = payloads_of(config)
     spec = spec_of(config)
     tree = tree_of(config, spec)
-    first = tree[tree.root].model
-    preprocess = getattr(spec.models[first].load(), "preprocess", lambda item: item)
-    assert len(payloads) >= 5
+    assert taken(payloads_of(config), spec.models[tree[tree.root].model].load()) >= 5
+
+
+@cache  # several files have the same class and payloads
+def taken(named: str, model: type) -> int:
+    """The number of payloads, if the model takes all of them."""
+    payloads = load_payloads(named)
+    preprocess = getattr(model, "preprocess", lambda item: item)
     for index in range(len(payloads)):
         body, kind = payloads.body(index)
         assert body and kind
         preprocess(payloads.items[index])
+    return len(payloads)
 
 
 def test_each_of_deployments_has_payloads():
@@ -134,6 +147,65 @@ def test_each_of_deployments_has_payloads():
     readme = (ROOT / "deployments" / "README.md").read_text()
     for folder in folders:
         assert f"--payload deployments.{folder}:payloads" in readme
+
+
+# --- models --------------------------------------------------------------------------------------
+
+CLASSES = {  # by folder of deployments, and by task: the class, and the module of its networks
+    "imagenet": {"": (ImageNet, vision)},
+    "text": {"": (Entailment, text)},
+    "traffic": {
+        "detect": (Detect, detection),
+        "vehicles": (Vehicles, vision),
+        "faces": (Faces, vision),
+    },
+}
+NETWORKS = [config for config in CONFIGS if config.stem.partition("-")[0] in CLASSES]
+
+
+def tasks_of(config: Path):
+    """The models of a file, each with its class and the module of its networks."""
+    classes = CLASSES[config.stem.partition("-")[0]]
+    for task, model in spec_of(config).models.items():
+        yield model, *(classes.get(task) or classes[""])
+
+
+@pytest.mark.parametrize("config", NETWORKS, ids=lambda path: path.stem)
+def test_the_file_names_what_there_is(config):
+    for model, wanted, module in tasks_of(config):
+        assert model.load() is wanted and model.variants
+        for name, variant in model.variants.items():
+            assert variant.loader() is module.load
+            assert variant.kwargs["name"] == name
+    spec = spec_of(config)
+    for pipeline in spec.pipelines.values():
+        assert pipeline.parents == {"detect": None, "vehicles": "detect", "faces": "detect"}
+        assert pipeline.factors.items() >= traffic.FACTORS.items()
+
+
+@pytest.mark.parametrize("config", NETWORKS, ids=lambda path: path.stem)
+def test_the_file_states_the_published_accuracies(config):
+    if not config.stem.startswith("text"):
+        why = "torchvision is not installed: pip install 'ray-slo[imagenet]'"
+        pytest.importorskip("torchvision", reason=why)
+    for model, _, module in tasks_of(config):
+        for name, variant in model.variants.items():
+            assert variant.accuracy == module.accuracy(name)
+
+
+def test_importing_and_preprocessing_needs_neither_networks_nor_ray():
+    code = """
+import sys
+from deployments import imagenet, ocr, recommender, text, traffic
+import ray_slo.models.text, ray_slo.models.vision
+for model in (imagenet.ImageNet, ocr.Detect, text.Entailment, traffic.Detect):
+    model.preprocess(model.example_input())
+recommender.Recommender.preprocess(recommender.Recommender.example_input(3))
+heavy = {"torch", "torchvision", "transformers", "onnxruntime", "cv2", "ray"}
+print(sorted(heavy & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True)
+    assert done.stdout.decode().strip() == "[]"
 
 
 # --- weights -------------------------------------------------------------------------------------

@@ -1,24 +1,17 @@
-"""The ImageNet application: input, variants, and the configs that name it."""
+"""The ImageNet application: input, payloads and variants."""
 
 from __future__ import annotations
 
 import io
 import struct
-import subprocess
-import sys
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 from PIL import Image
 
 from deployments.imagenet import ImageNet, app, pictures, variants
 from ray_slo.models import vision
-from ray_slo.serve.config.resolve import parse_spec
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -166,7 +159,7 @@ def test_payloads_are_photographs_or_drawings(monkeypatch):
     assert pictures.payloads() == pictures.photographs()
 
 
-# --- variants and configs ------------------------------------------------------------------------
+# --- variants ------------------------------------------------------------------------------------
 
 
 def test_variants_carry_names_accuracies_and_arguments(torchvision):
@@ -178,42 +171,3 @@ def test_variants_carry_names_accuracies_and_arguments(torchvision):
     assert [v.name for v in variants()] == list(vision.FAMILY)
     with pytest.raises(ValueError, match=r"name: got 'resnet19', wanted one of "):
         variants("resnet19")
-
-
-CONFIGS = sorted((ROOT / "configs").glob("imagenet-*.yaml"))
-
-
-def models(config: Path):
-    (application,) = yaml.safe_load(config.read_text())["applications"]
-    return parse_spec(application["args"]).models.values()
-
-
-def test_there_are_configs():
-    assert CONFIGS
-
-
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-def test_configs_name_what_there_is(config):
-    for model in models(config):
-        assert model.load() is ImageNet
-        for name, variant in model.variants.items():
-            assert variant.loader() is vision.load
-            assert variant.kwargs["name"] == name
-
-
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-def test_configs_state_the_published_accuracies(torchvision, config):
-    for model in models(config):
-        for name, variant in model.variants.items():
-            assert variant.accuracy == vision.accuracy(name)
-
-
-def test_importing_and_preprocessing_needs_no_torch():
-    code = (
-        "import sys; from deployments.imagenet import ImageNet\n"
-        "import ray_slo.models.vision\n"
-        "ImageNet.preprocess(ImageNet.example_input())\n"
-        "print(sorted({'torch', 'torchvision', 'ray'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True)
-    assert done.stdout.decode().strip() == "[]"

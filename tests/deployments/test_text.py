@@ -1,19 +1,12 @@
-"""The entailment application: input, variants, and the configs that name it."""
+"""The entailment application: input, payloads and variants."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-import yaml
 
 from deployments.text import Entailment, app, payloads, variants
 from ray_slo.models import text
-from ray_slo.serve.config.resolve import parse_spec
 
-ROOT = Path(__file__).parents[2]
 PAIR = ("It rains.", "The street is wet.")
 
 
@@ -57,16 +50,6 @@ def test_the_batch_method_asks_the_network_it_is_handed():
     assert Entailment()(lambda pairs: [len(pair) for pair in pairs], [PAIR, PAIR]) == [2, 2]
 
 
-def test_a_network_of_the_family_answers():
-    pytest.importorskip(
-        "transformers", reason="transformers is not installed: pip install 'ray-slo[text]'"
-    )
-    (variant,) = variants("bert-tiny", weights="none")
-    network = variant.loader()(*variant.args, **variant.kwargs)
-    answers = Entailment()(network, [Entailment.preprocess(PAIR), Entailment.example_input()])
-    assert len(answers) == 2 and all(answer["label"] in text.LABELS for answer in answers)
-
-
 def test_variants_carry_names_accuracies_and_arguments():
     family = variants(weights="none", device="cpu")
     assert {v.name: v.accuracy for v in family} == {
@@ -76,32 +59,3 @@ def test_variants_carry_names_accuracies_and_arguments():
     assert family[0].loader() is text.load
     with pytest.raises(ValueError, match=r"name: got 'bert', wanted one of bert-tiny, "):
         variants("bert")
-
-
-CONFIGS = sorted((ROOT / "configs").glob("text-*.yaml"))
-
-
-def test_there_are_configs():
-    assert CONFIGS
-
-
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-def test_configs_name_what_there_is(config):
-    (application,) = yaml.safe_load(config.read_text())["applications"]
-    for model in parse_spec(application["args"]).models.values():
-        assert model.load() is Entailment
-        for name, variant in model.variants.items():
-            assert variant.loader() is text.load
-            assert variant.kwargs["name"] == name
-            assert variant.accuracy == text.accuracy(name)
-
-
-def test_importing_and_preprocessing_needs_no_torch():
-    code = (
-        "import sys; from deployments.text import Entailment\n"
-        "import ray_slo.models.text\n"
-        "Entailment.preprocess(Entailment.example_input())\n"
-        "print(sorted({'torch', 'transformers', 'ray'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True)
-    assert done.stdout.decode().strip() == "[]"

@@ -465,7 +465,7 @@ def test_thousands_of_preemptions_leave_nothing(real_time):
         tracemalloc.start()
         try:
             before = tracemalloc.get_traced_memory()[0]
-            batches(2500)
+            batches(800)
             gc.collect()
             grown = tracemalloc.get_traced_memory()[0] - before
         finally:
@@ -620,7 +620,7 @@ def test_a_profile_of_a_small_module(clock, real_time, tmp_path):
         torch.randn(3, 40, 40),
         (1, 2),
         (0, 2, 4),
-        budget_s=0.2,
+        budget_s=0.05,
         clock=clock,
         progress=shares.append,
     )
@@ -681,7 +681,7 @@ def test_a_deployment_is_profiled_through_its_own_call(real_time):
     ],
 )
 def test_bad_profiling_arguments(kwargs, error, message):
-    arguments = {"example_input": torch.zeros(2)} | kwargs
+    arguments = {"example_input": torch.zeros(2), "budget_s": 0.05} | kwargs
     with pytest.raises(error, match=message):
         profile_preemption(nn.Linear(2, 2), **arguments)
 

@@ -16,7 +16,7 @@ PAIRS = [
 ]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def transformers():
     """transformers, or a skip; torch on one thread, so that a busy machine does not hold it up."""
     module = pytest.importorskip(
@@ -72,7 +72,7 @@ def test_missing_transformers_is_named_with_what_to_install(monkeypatch):
 # --- with transformers ---------------------------------------------------------------------------
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def tiny(transformers):
     return text.load("bert-tiny", weights="none", device="cpu")
 
@@ -136,10 +136,11 @@ def test_dimensions_are_those_of_the_published_network(transformers, name):
 
 
 @pytest.fixture
-def saved(tiny, tmp_path):
+def saved(tiny, tmp_path, monkeypatch):
     """A folder as save_pretrained writes it, with labels of its own."""
     folder = tmp_path / "models" / "bert-tiny"
-    tiny.network.config.id2label = {0: "yes", 1: "perhaps", 2: "no"}
+    labels = {0: "yes", 1: "perhaps", 2: "no"}
+    monkeypatch.setattr(tiny.network.config, "id2label", labels)
     tiny.network.save_pretrained(folder)
     tiny.tokenizer.save_pretrained(folder)
     return folder

@@ -1,12 +1,10 @@
-"""The program `gpu` on a CPU with tiny networks: every part, and what happens when one fails.
-
-The parts that start a Ray are in tests/live/test_gpu.py.
+"""The program `gpu` on a CPU with tiny networks: the parts that start no Ray, and what happens when
+one fails.
 """
 
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 
@@ -82,6 +80,7 @@ def test_exit_points_and_two_streams():
 
 def test_one_process(monkeypatch):
     monkeypatch.setattr(serving, "LOADS", (1.0,))
+    monkeypatch.setattr(serving, "WAITS", (0.1, 1.0))
     cases = by_case(serving.one_process(TINY))
     assert sum(" · wait " in case for case in cases) == len(serving.WAITS)
     for policy in ("auto", "timeout, tuned"):
@@ -132,26 +131,7 @@ def test_without_a_gpu_only_tiny_runs(monkeypatch, capsys):
 # -- the parts' processes ----------------------------------------------------------------------
 
 
-def good(setting):
-    yield Row(f"good · {setting.tiny}", "seed", "", setting.seed)
-
-
-def bad(setting):
-    yield Row("bad · before", "m", "", 1)
-    raise RuntimeError("the device is gone")
-
-
-def slow(setting):
-    yield Row("slow · before", "m", "", 1)
-    time.sleep(600)
-
-
-def absent(setting):
-    raise Missing("Ray is not installed")
-    yield  # a generator, as parts are
-
-
-HERE = "tests.benchmarks.gpu.test_gpu"
+HERE = "tests.benchmarks.gpu.made_up_parts"
 
 
 @pytest.mark.slow
@@ -159,20 +139,28 @@ def test_a_part_that_fails_or_takes_too_long_is_reported_and_the_others_go_on(
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(parts, "_END_S", 0.1)
-    weights = {"bad": 30.0, "absent": 30.0, "good": 30.0, "slow": 1.0}
+    weights = {"bad": 1000.0, "slow": 1.0, "good": 999.0}
     held = {name: (f"{HERE}:{name}", weight) for name, weight in weights.items()}
-    rows, complaints = parts.held(True, 3, 1000.0, tmp_path, {k: held[k] for k in list(held)[:3]})
-    more, slow = parts.held(True, 3, 8.0, tmp_path, {"slow": held["slow"]})
-    assert [complaint.partition(":")[0] for complaint in complaints + slow] == ["bad", "slow"]
+    rows, complaints = parts.held(False, 3, 2000.0, tmp_path, held)
     assert complaints[0] == "bad: RuntimeError: the device is gone"
-    assert slow[0].startswith("slow: stopped after 8 s")
-    cases = by_case(rows + more)
-    assert cases["bad · before"] and cases["good · True"] == {"seed": 3}
+    assert len(complaints) == 2 and complaints[1].startswith("slow: stopped after 2 s")
+    cases = by_case(rows)
+    assert cases["bad · before"] and cases["good · False"] == {"seed": 3}
     assert cases["parts that failed · bad: RuntimeError: the device is gone"] == {"failed": 1}
-    assert cases[f"left out · {HERE}:absent: Ray is not installed"] == {"measured": 0}
     assert "the device is gone" in (tmp_path / "bad.txt").read_text()
-    (line,) = (tmp_path / "good.jsonl").read_text(encoding="utf-8").splitlines()
-    assert json.loads(line)["case"] == "good · True"
+
+
+def test_a_part_writes_its_rows_and_what_is_missing_is_one(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    for part in ("good", "absent"):
+        args = [f"{HERE}:{part}", "--rows", str(path), "--seed", "3", "--until", "0", "--tiny"]
+        parts.main(args)
+    good, absent = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    assert (good["case"], good["ours"]) == ("good · True", 3)
+    assert (absent["case"], absent["ours"]) == (
+        f"left out · {HERE}:absent: Ray is not installed",
+        0,
+    )
 
 
 def test_the_report_begins_with_what_failed(tmp_path, monkeypatch, capsys):

@@ -9,8 +9,6 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.harness import every as module
-from benchmarks.harness.code import code_of
-from benchmarks.harness.registry import PROGRAMS
 
 NAMES = ["symphony-fig1", "symphony-fig2", "symphony-fig5"]
 ONLY = [part for name in NAMES for part in ("--only", name)]
@@ -28,6 +26,7 @@ def held(monkeypatch, tmp_path):
 
     monkeypatch.setattr(module, "_process", process)
     monkeypatch.setattr(module, "load", runs.get)
+    monkeypatch.setattr(module, "code_of", lambda program: f"code of {program}")
     monkeypatch.setattr(module, "OUTPUT", tmp_path)
     return started, ends, runs
 
@@ -47,7 +46,7 @@ def test_the_longest_is_last_and_a_quick_run_says_little_of_a_full_one(held):
 
 def test_what_is_saved_from_this_code_is_not_run_again(held, capsys):
     started, _, runs = held
-    code = code_of(PROGRAMS["symphony-fig1"].module)
+    code = "code of benchmarks.symphony.fig1"
     runs["symphony-fig1"] = saved("symphony-fig1", code=code)
     runs["symphony-fig2"] = saved("symphony-fig2", code="other")
     main(["all", "--save", *ONLY])

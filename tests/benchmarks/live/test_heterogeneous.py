@@ -57,5 +57,5 @@ def test_large_queries_are_counted_where_they_ran():
 
 def test_simulated_kairos_beats_first_come_first_served():
     rate = 0.5 * kairos.bound(CASE, POOL) / STRETCH
-    missed = {n: predict(p, POOL, seen(), rate, 10.0, 300.0, 0) for n, p in POLICIES.items()}
+    missed = {n: predict(p, POOL, seen(), rate, 10.0, 150.0, 0) for n, p in POLICIES.items()}
     assert missed["kairos"] < 3 < 10 < missed["FCFS"]

@@ -1,14 +1,12 @@
 """The part of `live-overhead` that needs no Ray: what is made of its runs."""
 
-import json
 from collections import Counter
 
 import numpy as np
 import pytest
 
-from benchmarks.harness.rows import Row
 from benchmarks.live import overhead
-from benchmarks.live.overhead import PLAIN, Run, kind_of, largest, middle, rows_of_cells
+from benchmarks.live.overhead import PLAIN, Run, kind_of, largest, rows_of_cells
 from ray_slo.load.report import LoadResult, Sample
 from ray_slo.load.workload import Payloads, Recorded
 
@@ -41,19 +39,9 @@ def test_cpu_is_per_request():
     assert run.bad == pytest.approx(0.1)
 
 
-def test_a_figure_is_the_median_of_the_rounds():
-    runs = [
-        Run(0.0, 10.0, 30.0, {"proxy": 1.0}),
-        Run(0.5, None, None, {"proxy": 3.0, "Ray": 9.0}),
-        Run(0.01, 20.0, 50.0, {"proxy": 2.0, "Ray": 1.0}),
-    ]
-    assert middle(runs) == Run(0.01, 15.0, 40.0, {"Ray": 1.0, "proxy": 2.0})
-
-
 @pytest.mark.parametrize(
     ("bad", "rate"),
     [
-        ({100.0: 0.0, 200.0: 0.0}, 200),
         ({100.0: 0.0, 200.0: 0.02}, 150),
         ({300.0: 1.0, 100.0: 0.0, 200.0: 0.01}, 200),
         ({100.0: 0.5}, None),
@@ -84,22 +72,3 @@ def test_rows_stand_beside_plain_serve_and_are_plotted(tmp_path):
     most = "haproxy, fast, 100 B, largest rate · @ray_slo.deployment"
     assert (figures[most, "largest rate"], figures[most, "largest / plain"]) == (500, 1)
     assert [path.name for path in overhead.plot(rows, tmp_path)] == ["p99-haproxy-fast.png"]
-
-
-def test_rows_of_earlier_runs_are_put_together(tmp_path):
-    def written(name, quick, *rows):
-        path = tmp_path / name
-        said = {"quick": quick, "cpu_s": 2.0, "wall_s": 60.5}
-        path.write_text(json.dumps({**said, "rows": [row.to_json() for row in rows]}))
-        return str(path)
-
-    a, b = Row("haproxy · a", "p99", "ms", 3.0), Row("optimized · a", "p99", "ms", 2.0, 1.0)
-    one, two = written("one.json", False, a), written("two.json", False, b)
-    assert overhead.run(False, 0, found=f"{one},{two}") == [a, b]
-    assert overhead.earlier(found=f"{one},{two}", mode=None) == (4.0, 121.0)
-    assert overhead.earlier(mode="haproxy") == (0, 0)
-    with pytest.raises(SystemExit, match=r"two\.json has a row of another file: optimized · a"):
-        overhead.run(False, 0, found=f"{one},{two},{two}")
-    quick = written("quick.json", True, a)
-    with pytest.raises(SystemExit, match=r"quick\.json is a quick run"):
-        overhead.run(False, 0, found=quick)

@@ -1,15 +1,12 @@
-"""The part of `live-soak` that needs no Ray: the rule, the verdict, the load, the arguments."""
+"""The part of `live-soak` that needs no Ray: the rule, the verdict and the rows."""
 
-import asyncio
 from collections import Counter
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks.live import soak as program
-from benchmarks.live.soak import RULES, Rule, Soak, growth, offer
-from tests.serve import clock
+from benchmarks.live.soak import RULES, Rule, Soak, growth
 
 AT = np.arange(0.0, 600.0, 5.0)
 MEMORY = RULES["memory, MB"]
@@ -104,30 +101,6 @@ def test_with_faults_only_processes_that_lived_long_are_judged():
     assert "there were {'frontend': 2} before and {'frontend': 1} after" in complaints
 
 
-def test_faults_strike_the_newest_in_turn_and_the_scheduler_only_early(monkeypatch):
-    killed = []
-
-    class Newest:
-        def newest(self, kind):
-            return f"{kind} 2", sum(map(ord, kind))
-
-    monkeypatch.setattr(program.os, "kill", lambda pid, signal: killed.append((pid, signal.name)))
-    struck = Counter()
-
-    async def run():
-        await program.strike(Newest(), 30.0, 360.0, struck)
-
-    clock.run(run())
-    assert struck == {
-        "worker killed": 2,
-        "worker stands still": 2,
-        "frontend killed": 2,
-        "frontend stands still": 2,
-        "scheduler stands still": 3,
-    }
-    assert Counter(name for _, name in killed) == {"SIGKILL": 4, "SIGSTOP": 7, "SIGCONT": 7}
-
-
 def test_a_flat_run_has_no_complaint_and_serve_is_not_judged():
     assert soak().complaints == []
     leaking = soak(samples(0.05, "Serve's proxy"))
@@ -144,25 +117,3 @@ def test_rows_say_what_became_of_the_requests_and_what_is_held():
     assert made["all", "sent"] == 3 and made["all", "lost"] == 2 and made["all", "errors"] == 0
     assert made["frontend 1", "requests and batches held"] == 0
     assert made["frontend 1", "flat"] == 1.0
-
-
-def test_the_load_is_open_loop_and_callers_leave():
-    async def send():
-        await asyncio.sleep(program.SLO_S / 2)
-        return "answered"
-
-    counts = clock.run(offer(send, 400.0, 0.5, 0.3, seed=0))
-    assert counts["sent"] == counts["answered"] + counts["cancelled"]
-    assert 150 < counts["sent"] < 250  # all of them long before the first answer
-    # Three in ten leave, half of them before the answer.
-    assert 0.05 < counts["cancelled"] / counts["sent"] < 0.3
-
-
-def test_what_never_ends_is_lost(monkeypatch):
-    monkeypatch.setattr(program, "LOST_AFTER_S", 0.05)
-
-    async def send():
-        await asyncio.sleep(60)
-
-    counts = clock.run(offer(send, 100.0, 0.1, 0.0, seed=0))
-    assert counts["lost"] == counts["sent"] > 0

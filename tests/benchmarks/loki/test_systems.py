@@ -57,7 +57,7 @@ def test_figures_weigh_frames_by_demand_and_accuracy_by_what_was_in_time():
 
 
 def test_workers_that_break_before_they_make_lose_more():
-    day = Day("small", problem(TASKS, 0, workers=5), [60.0, 120.0, 60.0, 120.0], 10.0)
+    day = Day("small", problem(TASKS, 0, workers=5), [60.0, 120.0, 60.0, 120.0], 8.0)
     made, broken = (
         day.run("ours", 0, make_before_break=first, load_s=2.0) for first in (True, False)
     )

@@ -15,6 +15,10 @@ from ray_slo.simulation.arrivals import Mmpp, Trace
 SOME = [cell(3, k) for k in range(80)]
 
 
+def size(c):
+    return len(c.models) * sum(k.count for k in c.kinds)
+
+
 def test_a_cell_follows_from_seed_and_number():
     assert [cell(3, k).says for k in range(10)] == [c.says for c in SOME[:10]]
     assert cell(4, 0).says != SOME[0].says
@@ -94,7 +98,7 @@ def test_with_noise_policies_are_told_what_a_host_learns():
 
 @pytest.mark.parametrize("piped", [False, True])
 def test_only_the_quickest_variant_is_left(piped):
-    c = next(c for c in SOME if c.variants > 1 and piped == bool(c.tree))
+    c = min((c for c in SOME if c.variants > 1 and piped == bool(c.tree)), key=size)
     cluster = c.quickest().cluster()
     for model in c.models:
         (left,) = cluster.models[model.name].variants
@@ -110,9 +114,8 @@ def test_every_setting_takes_part_somewhere_and_runs(name):
     assert fits
     if SETTINGS[name].preempts:
         assert all(c.preemption for c in fits)
-    fits.sort(key=lambda c: len(c.models) * sum(k.count for k in c.kinds))
-    c = fits[0]
-    figures = measure(c.seed, c.number, name, 200)
+    c = min(fits, key=size)
+    figures = measure(c.seed, c.number, name, 100)
     assert "error" not in figures
     assert 0 < figures["value"] <= 1 - figures["bad"] + 1e-9
     assert figures["bad"] <= figures["worst"] + 1e-9 <= 1 + 1e-9
@@ -122,23 +125,9 @@ def test_every_setting_takes_part_somewhere_and_runs(name):
 
 
 def test_a_draw_changes_the_arrivals_but_not_the_cell():
-    c = min(SOME, key=lambda c: len(c.models) * sum(k.count for k in c.kinds))
-    first, again, other = (measure(c.seed, c.number, "eager", 400, draw) for draw in (0, 0, 1))
+    c = min(SOME, key=size)
+    first, again, other = (measure(c.seed, c.number, "eager", 200, draw) for draw in (0, 0, 1))
     assert first["p99_s"] == again["p99_s"] != other["p99_s"]
-
-
-def test_luck_is_what_the_best_of_another_draw_lacks():
-    def of(**values):
-        return {7: {name: {"value": v} for name, v in values.items()}}
-
-    draws = [of(auto=0.9, eager=0.5, flex=1.0), of(auto=0.8, eager=0.8, flex=0.6)]
-    rows = {(r.case, r.metric): r.ours for r in policy_grid.luck_rows("auto", draws)}
-    # flex was best in the first draw, and has 0.6 of 0.8 in the second; eager has 0.5 of 1.
-    best = "luck · the best setting of another draw"
-    assert rows[best, "least"] == pytest.approx(50)
-    assert rows[best, "mean share of the best"] == pytest.approx((75 + 50) / 2)
-    assert rows["luck · auto", "mean share of the best"] == pytest.approx((90 + 100) / 2)
-    assert rows["luck · auto", "within 1 %"] == 50
 
 
 def test_rare_models_count_as_one():

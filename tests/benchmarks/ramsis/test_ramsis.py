@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections import Counter
+from functools import cache
 from typing import Any
 
 import pytest
@@ -36,7 +37,7 @@ from benchmarks.ramsis.systems import (
     rows_of,
     twitter,
 )
-from ray_slo.core import Cluster, LatencyProfile, Request, Variant
+from ray_slo.core import LatencyProfile, Request, Variant
 from ray_slo.policies import make_policy
 from ray_slo.simulation import simulate
 from tests.policies.contract import Script, make_cluster, operation, worker_kind
@@ -176,17 +177,20 @@ def test_workers_share_the_load():
     assert Jellyfish()._choose(offered(4), 150.0, 1, 0.2) == ("slow", 4)
 
 
+@cache
+def limits():
+    return profile_responses(HERE, loads=range(10, 201, 10), requests=1_000)
+
+
 def test_profiling_finds_the_largest_load_that_meets_the_slo():
-    loads = range(10, 201, 10)
-    limits = profile_responses(HERE, loads=loads, requests=2_000)
-    for variant, limit in limits.items():
+    for variant, limit in limits().items():
         late = {}
         for load in (limit, limit + 10):
-            seconds = max(2_000 / load, 100 * 0.2)
+            seconds = max(1_000 / load, 100 * 0.2)
             report = simulate(Static(variant), HERE, constant(load), duration_s=seconds)
             late[load] = report.bad_rate()
         assert late[limit] < 0.01 <= late[limit + 10]
-    assert limits["slow"] < limits["fast"]
+    assert limits()["slow"] < limits()["fast"]
 
 
 def test_a_model_that_is_too_slow_sustains_nothing():
@@ -260,11 +264,9 @@ def test_measure_reports_what_satisfied_requests_got():
     assert figures(none)["violation_rate"] == 1.0
 
 
-@pytest.mark.parametrize("load", [12.0, 40.0, 90.0])
+@pytest.mark.parametrize("load", [40.0, 90.0])
 def test_ramsis_beats_its_peers_and_keeps_its_promise(load):
     """What Figures 6 and 7 show, small: 2 workers, 2 variants, one real table per load."""
-    here: Cluster = cluster(VARIANTS, 0.2, 2)
-    limits = profile_responses(here, loads=range(10, 161, 10), requests=1_000)
     run = {}
     for name, system in {
         "ramsis": ramsis(load),
@@ -272,10 +274,10 @@ def test_ramsis_beats_its_peers_and_keeps_its_promise(load):
         "jellyfish": ("benchmarks.peers.jellyfish:Jellyfish", {"load": load}),
         "switching": (
             "benchmarks.peers.model_switching:ModelSwitching",
-            {"limits": limits, "load": load},
+            {"limits": limits(), "load": load},
         ),
     }.items():
-        run[name] = measure(system, here, constant(load), duration_s=60.0)
+        run[name] = measure(system, HERE, constant(load), duration_s=30.0)
     for mine in ("ramsis", "ours"):
         assert run[mine]["violation_rate"] < 0.01
         for peer in ("jellyfish", "switching"):

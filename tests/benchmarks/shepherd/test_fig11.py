@@ -1,11 +1,14 @@
 """SHEPHERD §7.2: who wins on the two streams, and by about how much."""
 
+from functools import cache
+
 import pytest
 
 from benchmarks.shepherd.fig11 import POLICIES, run_streams
 from ray_slo.policies import make_policy
 
 
+@cache
 def report(label, slo_ms, **kwargs):
     return run_streams(make_policy(*POLICIES[label]), slo_ms, **kwargs)
 
@@ -22,7 +25,7 @@ def test_at_250_ms_large_batches_first_win_without_preemption_too():
 
 def test_at_90_ms_only_preemption_serves_the_bursts():
     flex, without, clockwork = (
-        report(label, 90, periods=20).goodput
+        report(label, 90, periods=10).goodput
         for label in ("flex", "flex, no preemption", "clockwork")
     )
     assert flex > 2.3 * without > 2.3 * clockwork

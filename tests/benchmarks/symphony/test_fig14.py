@@ -58,7 +58,6 @@ def bad_rate(slo_ms, planned_ms, rate, actual=None, policy="deferred"):
 
 def test_a_slow_network_hurts_tight_slos_and_not_loose_ones():
     rate = 10_000.0
-    assert bad_rate(20, 0, rate) < 0.01
     assert bad_rate(20, 0.033, rate) < 0.01
     assert bad_rate(20, 10, rate) > 0.1
     assert bad_rate(100, 10, rate) < 0.01
