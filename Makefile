@@ -92,7 +92,7 @@ format: $(STAMP)  ## ruff, mending
 	$(BIN)/ruff format .
 
 docs: $(STAMP)  ## build the site of docs/ into out/site
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "open out/site/index.html, or: $(BIN)/python -m http.server -d out/site"
 
 benchmarks: $(STAMP)  ## list the benchmark programs

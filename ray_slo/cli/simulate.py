@@ -116,35 +116,22 @@ def simulate(
     """
     from rich.console import Console
 
-    from ray_slo.cli.served import args_of, simulate_served
     from ray_slo.core.documents import what_it_is
     from ray_slo.simulation.spec import SimulationSpec
 
     positive(rate=rate, duration_s=duration_s)
     will_fill("--report", report)
-    data = (
-        read_document(spec, _EXAMPLE, *_KINDS, *_SERVED)
-        if spec
-        else json.loads(json.dumps(_DEFAULTS))
-    )
+    kinds = (*_KINDS, *_SERVED)
+    data = read_document(spec, _EXAMPLE, *kinds) if spec else json.loads(json.dumps(_DEFAULTS))
     run = {"duration_s": duration_s, "latency_noise": latency_noise, "seed": seed}
     cluster: dict[str, Any] = {"workers": workers, "slo_ms": slo_ms, "warmup_s": warmup_s}
     cluster |= {"alpha_ms": alpha_ms, "beta_ms": beta_ms, "report": report}
     cluster |= {"goodput": goodput or None}
     load = {"rate": rate, "arrivals": arrivals, "shape": shape}
     if spec is not None and what_it_is(data)[0] in _SERVED:
-        args = args_of(spec)
         _refuse("a `serve run` config", cluster)
-        will_fill("--log", log)
-        process = _process(arrivals, shape) or {"kind": "poisson"}
-        if "file" not in process:
-            if rate is None:
-                raise ValueError("--rate is required: a `serve run` config does not say the load")
-            process["rate"] = rate
-        named = {"name": policy, "kwargs": key_values("--policy-arg", policy_arg)}
-        own = None if policy is None else named
-        told = {name: value for name, value in run.items() if value is not None}
-        _say(simulate_served(spec, args, process, rate, own, profiles, log=log, **told), as_json)
+        named = policy, key_values("--policy-arg", policy_arg)
+        _say(_served(spec, rate, _process(arrivals, shape), named, profiles, log, run), as_json)
         return
     if profiles is not None:
         raise ValueError("--profiles is for a `serve run` config; a spec has its own profiles")
@@ -197,6 +184,31 @@ def _application(spec: Path | None, data: dict[str, Any], as_json: bool, log: Pa
     with mistakes_in(spec, ApplicationSpec):
         result = chosen.run(spec.parent if spec else Path(), log)
     _say(result, as_json)
+
+
+def _served(
+    config: Path,
+    rate: float | None,
+    process: dict[str, Any] | None,
+    policy: tuple[str | None, dict[str, Any]],
+    profiles: Path | None,
+    log: Path | None,
+    run: dict[str, Any],
+) -> ApplicationReport:
+    """Simulate the application of a `serve run` config."""
+    from ray_slo.cli.served import args_of, simulate_served
+
+    args = args_of(config)
+    if rate is None and "file" not in (process or {}):
+        raise ValueError("--rate is required: a `serve run` config does not say the load")
+    arrivals = process or {"kind": "poisson"}
+    if "file" not in arrivals:
+        arrivals["rate"] = rate
+    name, kwargs = policy
+    own = None if name is None else {"name": name, "kwargs": kwargs}
+    will_fill("--log", log)
+    told = {name: value for name, value in run.items() if value is not None}
+    return simulate_served(config, args, arrivals, rate, own, profiles, log=log, **told)
 
 
 def _say(result: ApplicationReport, as_json: bool) -> None:

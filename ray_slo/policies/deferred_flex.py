@@ -52,8 +52,8 @@ class DeferredFlex(Deferred):
     """`Deferred` with preemption.
 
     Args:
-        objective, gathering, target_batch_size, max_batch_size, margin_ms, jitter_ms, headroom,
-            rate_window_s: as of `Deferred`.
+        objective, gathering, target_batch_size, max_batch_size: as of `Deferred`.
+        margin_ms, jitter_ms, headroom, rate_window_s: as of `Deferred`.
 
     Raises:
         ValueError: an argument out of its range.

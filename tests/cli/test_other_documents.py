@@ -56,7 +56,9 @@ def test_another_document(run, file, command, name):
         assert "one application with import_path ray_slo.serve:build_app can be simulated" in err
         return
     if command == "simulate" and name in ("args", "deployment"):
-        assert ("cannot import 'a:B'" if name == "args" else "a `serve run` config like configs/digits") in err
+        assert (
+            "cannot import 'a:B'" if name == "args" else "a `serve run` config like configs/digits"
+        ) in err
         return
     assert said in err
     if name != "two":

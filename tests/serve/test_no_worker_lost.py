@@ -280,7 +280,7 @@ ONE = ("ask", (0, 1, 0.01, 1000, ""))
 @pytest.mark.slow
 @pytest.mark.timeout(0 if SEQUENCES else 240)
 @settings(
-    max_examples=SEQUENCES or 20,
+    max_examples=SEQUENCES or 40,
     derandomize=not SEQUENCES,
     database=None,
     deadline=None,

@@ -57,7 +57,7 @@ def test_every_program_can_be_imported(name):
 
 
 # Of some folders, one whose quick run takes a second or two.
-QUICK = ["kairos-matching", "loki-fig1", "ramsis-fig11"]
+QUICK = ["kairos-bounds", "loki-fig1", "ramsis-fig11"]
 
 
 @pytest.mark.parametrize("name", QUICK)

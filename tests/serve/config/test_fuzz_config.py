@@ -191,16 +191,16 @@ YAML_ODDITIES = [
 def test_yaml_that_is_none_of_ours(content, tmp_path):
     path = tmp_path / "odd.yaml"
     path.write_bytes(content)
-    for reader in (lambda p: read(read_yaml(p), p), load_catalogue, _config_targets_of):
+    for reader in (lambda p: read(read_yaml(p), p), load_catalogue, config_targets_of):
         with pytest.raises(REFUSED) as refused:
             reader(path)
         assert len(_describe(refused.value)) < 20_000
 
 
-def _config_targets_of(path):
-    from ray_slo.cli.profile import _config_targets
+def config_targets_of(path):
+    from ray_slo.cli.profile import config_targets
 
-    return _config_targets(path, {})
+    return config_targets(path, {})
 
 
 @given(st.sampled_from(CONFIGS), st.data())
