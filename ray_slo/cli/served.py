@@ -88,7 +88,11 @@ def simulate_served(
                 f"planner.name: {spec.planner.name!r} makes groups, and is not simulated; give the "
                 "groups, or choose 'auto'"
             )
-        measured = _profiles(path, spec, profiles)
+        largest = {v: spec.models[ref.model].max_batch_size for v, ref in spec.variants().items()}
+        measured = {
+            (variant, kind): profile.truncated(largest[variant])
+            for (variant, kind), profile in _profiles(path, spec, profiles).items()
+        }
         problem = _with(problem_of(spec), measured)
         workloads = _workloads(spec, problem, arrivals, rate)
         length_s = max(workload.length_s or 0.0 for workload in workloads.values())
