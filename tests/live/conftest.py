@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import os
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,7 +113,8 @@ def ray_cluster(tmp_path_factory):
     folder = tmp_path_factory.mktemp("modules")
     paths = [here, str(folder), os.getenv("PYTHONPATH")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    _fork_workers()
+    if sys.platform == "linux":
+        _fork_workers()
     context = ray.init(
         address="local",
         num_cpus=4,
