@@ -27,29 +27,28 @@ if TYPE_CHECKING:
 _DURATION_S = 60.0
 
 
-def args_of(path: Path) -> dict[str, Any]:
-    """Return the args of the application in a config.
-
-    Raises:
-        ValueError: the file has not one application of ray-slo.
-    """
+def _args(path: Path) -> dict[str, Any]:
+    """Return the args of the application in a config."""
     found = [a for a in applications(path, args_too=True) if a["import_path"] == BUILDER]
     if len(found) != 1:
         names = ", ".join(quoted(str(a.get("name", "default"))) for a in found) or "none"
         raise ValueError(
             f"{path}: one application with import_path {BUILDER} can be simulated, got {names}"
         )
+    if found[0].get("deployments"):
+        raise ValueError(
+            f"{path}: deployments: what they change is not simulated; write it into args"
+        )
     return dict(found[0].get("args") or {})
 
 
 def simulate_served(
     path: Path,
-    args: dict[str, Any],
     arrivals: dict[str, Any],
+    *,
     rate: float | None = None,
     policy: dict[str, Any] | None = None,
     profiles: Path | None = None,
-    *,
     duration_s: float | None = None,
     log: Path | None = None,
     **options: Any,
@@ -58,10 +57,10 @@ def simulate_served(
 
     Args:
         path: a config of `serve run`, a RayService of KubeRay, or the args of an application.
-        args: what `args_of` finds in it.
-        arrivals: fields of the process by which requests arrive. All models and pipelines share it,
-            as the planner's `rates` say. Without rates, their shares are equal.
-        rate: requests per second, all together. None: those of `arrivals`.
+        arrivals: fields of the process by which requests arrive. All streams share it, in the
+            proportion that a planner begins with: `planner.rates`, and 1 for other models and
+            pipelines.
+        rate: requests per second, all together. None: those of a file of arrivals.
         policy: name and arguments of a policy that the application has instead of its own.
         profiles: file of `ray-slo profile`. Variants without a profile are measured on this
             machine.
@@ -71,7 +70,8 @@ def simulate_served(
         options: further arguments of `simulate_application`.
 
     Raises:
-        ValueError: the application cannot be simulated.
+        ValueError: the file has not one application of ray-slo, it cannot be simulated, or the load
+            is not known.
     """
     from ray_slo.serve.config.app import AppConfig
     from ray_slo.serve.config.resolve import parse_spec
@@ -79,8 +79,9 @@ def simulate_served(
     from ray_slo.serve.planner.plugin import make_brain
     from ray_slo.simulation.application import simulate_application
 
-    if policy is not None:
-        args = {**args, "policy": policy}
+    args = _args(path) | ({} if policy is None else {"policy": policy})
+    if rate is None and "file" not in arrivals:
+        raise ValueError("--rate is required: a `serve run` config does not say the load")
     with mistakes_in(path, AppConfig):
         spec = parse_spec(args)
         if spec.planner is not None and spec.planner.makes_groups:
@@ -93,8 +94,9 @@ def simulate_served(
             (variant, kind): profile.truncated(largest[variant])
             for (variant, kind), profile in _profiles(path, spec, profiles).items()
         }
-        problem = _with(problem_of(spec), measured)
-        workloads = _workloads(spec, problem, arrivals, rate)
+        problem = problem_of(spec)
+        workloads = _workloads(problem, arrivals, rate)
+        problem = _with(problem, measured)
         length_s = max(workload.length_s or 0.0 for workload in workloads.values())
         duration_s = duration_s or length_s or _DURATION_S
         say_read(list(workloads.values())[:1], duration_s)
@@ -172,17 +174,14 @@ def _with(problem: Problem, profiles: Mapping[Key, LatencyProfile]) -> Problem:
 
 
 def _workloads(
-    spec: AppSpec, problem: Problem, arrivals: dict[str, Any], rate: float | None
+    problem: Problem, arrivals: dict[str, Any], rate: float | None
 ) -> dict[str, Workload]:
-    """Return the arrivals of each model or pipeline."""
+    """Return the arrivals of each stream."""
     from ray_slo.core.explain import validated
     from ray_slo.simulation.workloads import Workload
 
-    whole = validated(Workload, {"arrivals": arrivals})
-    roots = [tree.name for tree in problem.trees]
-    given = {} if spec.planner is None else spec.planner.rates
-    rates = {root: given.get(root, 0.0) for root in roots}
-    if not any(rates.values()):
-        rates = dict.fromkeys(roots, 1.0)
+    given = {} if "file" in arrivals else {"rate": rate}
+    whole = validated(Workload, {"arrivals": arrivals | given})
+    rates = {stream: demand.rate for stream, demand in problem.demand.items() if demand.rate}
     each = (rate or whole.rate) / sum(rates.values())
-    return {root: whole.at_rate(each * r) for root, r in rates.items() if r > 0}
+    return {stream: whole.at_rate(each * r) for stream, r in rates.items()}

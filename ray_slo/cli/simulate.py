@@ -123,15 +123,15 @@ def simulate(
     will_fill("--report", report)
     kinds = (*_KINDS, *_SERVED)
     data = read_document(spec, _EXAMPLE, *kinds) if spec else json.loads(json.dumps(_DEFAULTS))
-    run = {"duration_s": duration_s, "latency_noise": latency_noise, "seed": seed}
+    run: dict[str, Any] = {"duration_s": duration_s, "latency_noise": latency_noise, "seed": seed}
     cluster: dict[str, Any] = {"workers": workers, "slo_ms": slo_ms, "warmup_s": warmup_s}
     cluster |= {"alpha_ms": alpha_ms, "beta_ms": beta_ms, "report": report}
     cluster |= {"goodput": goodput or None}
     load = {"rate": rate, "arrivals": arrivals, "shape": shape}
     if spec is not None and what_it_is(data)[0] in _SERVED:
         _refuse("a `serve run` config", cluster)
-        named = policy, key_values("--policy-arg", policy_arg)
-        _say(_served(spec, rate, _process(arrivals, shape), named, profiles, log, run), as_json)
+        told = run | {"policy": _named(policy, policy_arg), "profiles": profiles, "log": log}
+        _say(_served(spec, load, told), as_json)
         return
     if profiles is not None:
         raise ValueError("--profiles is for a `serve run` config; a spec has its own profiles")
@@ -186,29 +186,14 @@ def _application(spec: Path | None, data: dict[str, Any], as_json: bool, log: Pa
     _say(result, as_json)
 
 
-def _served(
-    config: Path,
-    rate: float | None,
-    process: dict[str, Any] | None,
-    policy: tuple[str | None, dict[str, Any]],
-    profiles: Path | None,
-    log: Path | None,
-    run: dict[str, Any],
-) -> ApplicationReport:
+def _served(config: Path, load: dict[str, Any], told: dict[str, Any]) -> ApplicationReport:
     """Simulate the application of a `serve run` config."""
-    from ray_slo.cli.served import args_of, simulate_served
+    from ray_slo.cli.served import simulate_served
 
-    args = args_of(config)
-    if rate is None and "file" not in (process or {}):
-        raise ValueError("--rate is required: a `serve run` config does not say the load")
-    arrivals = process or {"kind": "poisson"}
-    if "file" not in arrivals:
-        arrivals["rate"] = rate
-    name, kwargs = policy
-    own = None if name is None else {"name": name, "kwargs": kwargs}
-    will_fill("--log", log)
-    told = {name: value for name, value in run.items() if value is not None}
-    return simulate_served(config, args, arrivals, rate, own, profiles, log=log, **told)
+    will_fill("--log", told["log"])
+    process = _process(load["arrivals"], load["shape"]) or {"kind": "poisson"}
+    given = {name: value for name, value in told.items() if value is not None}
+    return simulate_served(config, process, rate=load["rate"], **given)
 
 
 def _say(result: ApplicationReport, as_json: bool) -> None:
@@ -240,6 +225,14 @@ def _say(result: ApplicationReport, as_json: bool) -> None:
         f"{number(summary['worker_hours'])} worker-hours, cost {number(summary['cost'])}; "
         f"{summary['plans']} plans"
     )
+
+
+def _named(policy: str | None, arguments: list[str] | None) -> dict[str, Any] | None:
+    """Return the policy that a config has instead of its own, if one is named."""
+    kwargs = key_values("--policy-arg", arguments)
+    if policy is None and kwargs:
+        raise ValueError("--policy-arg needs --policy with a `serve run` config")
+    return None if policy is None else {"name": policy, "kwargs": kwargs}
 
 
 def _set_policy(data: dict[str, Any], policy: str | None, arguments: list[str] | None) -> None:

@@ -73,12 +73,22 @@ def test_what_has_no_profile_is_measured(run, tmp_path, monkeypatch):
         (("--rate", 5, "--workers", 3), "--workers cannot be used with a `serve run` config"),
         (("--rate", 5, "--profiles", "gone.json"), "--profiles: cannot read gone.json"),
         (("--rate", 5, "--policy", "none"), "policy"),
+        (("--rate", 5, "--policy-arg", "a=1"), "--policy-arg needs --policy"),
     ],
 )
 def test_what_cannot_be_is_said(run, options, said):
     code, _, err = run("simulate", CONFIGS / "digits.yaml", *options)
     assert code == 2
     assert said in err
+
+
+def test_what_serves_otherwise_than_its_args_say_is_refused(run, tmp_path):
+    config = yaml.safe_load((CONFIGS / "digits.yaml").read_text())
+    config["applications"][0]["deployments"] = [{"name": "digits-cpu-worker", "num_replicas": 9}]
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    code, _, err = run("simulate", tmp_path / "config.yaml", "--rate", 5)
+    assert code == 2
+    assert "deployments: what they change is not simulated" in err
 
 
 def test_groups_that_a_planner_makes_are_refused(run):
